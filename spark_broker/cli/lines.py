@@ -30,9 +30,10 @@ class RowMaker:
 
     def __init__(self, schema: pa.Schema, key_separator: str, *, skip_bad: bool = False) -> None:
         """`skip_bad`: a line that does not fit is left out; else it ends the input. Raises InvalidDataError where a
-        separator makes no sense.
+        separator makes no sense, or no line can have one of the columns.
         """
         self._schema = schema
+        self._as_read = pa.schema([field.with_type(_as_read(field.type, field.name)) for field in schema])
         self._separator = key_separator.encode()
         self._typed = not schema.equals(DEFAULT_SCHEMA)
         self._skip_bad = skip_bad
@@ -92,9 +93,10 @@ class RowMaker:
         objects = [line for line in lines if line.strip()]
         if not objects:
             return self._schema.empty_table()
-        options = pa.json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
+        options = pa.json.ParseOptions(explicit_schema=self._as_read, unexpected_field_behavior="error")
         table = pa.json.read_json(BytesIO(b"\n".join(objects)), parse_options=options)
-        return table.select([name for name in self._schema.names if name in table.column_names])
+        there = [field for field in self._schema if field.name in table.column_names]
+        return table.select([field.name for field in there]).cast(pa.schema(there))
 
     def _why(self, number: int, line: bytes, error: Exception) -> InvalidDataError:
         if not self._typed:
@@ -103,6 +105,22 @@ class RowMaker:
             return InvalidDataError(what, hint=f"Write KEY{separator}VALUE.")
         what = f"line {number:,} is no JSON object of the topic's columns: {error}: {_shown(line)}"
         return InvalidDataError(what, hint=_columns_hint(self._schema))
+
+
+def _as_read(kind: pa.DataType, path: str) -> pa.DataType:
+    """The type in which Arrow reads JSON of a column: dates as the text that people write."""
+    if pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_read(kind.value_type, path))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_read(field.type, f"{path}.{field.name}")) for field in kind])
+    if pa.types.is_map(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
+        raise InvalidDataError(
+            f"column {path!r} is {kind}, which a line of JSON cannot have here",
+            hint="Write such records with Producer.append, or with a DataFrame.",
+        )
+    return kind
 
 
 class _NoSeparatorError(ValueError):

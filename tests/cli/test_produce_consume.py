@@ -146,6 +146,29 @@ def test_a_typed_topic_takes_json_and_gives_it_back(cluster: FakeCluster, run: R
     assert run("consume", "t", "-o", "value").out.splitlines()[1] == '{"dest":"LAX","delay":7,"at":null}'
 
 
+def test_dates_are_text_wherever_they_are_in_a_line(cluster: FakeCluster, run: Run) -> None:
+    """Story: a date was taken as a number of days alone, and every line of `consume` was refused by `produce`."""
+    day = pa.date32()
+    schema = pa.schema([("day", day), ("days", pa.list_(day)), ("deep", pa.struct([("day", day)])), ("n", pa.int8())])
+    cluster.create("t", schema=schema)
+    line = b'{"day":"2026-01-31","days":["2026-02-01",null],"deep":{"day":"1969-12-31"},"n":1}'
+    assert run("produce", "t", stdin=line + b'\n{"n":2}\n').status == 0
+    assert run("consume", "t", "-o", "value").out.splitlines()[0].encode() == line
+    ended = run("produce", "t", stdin=b'{"day":"2026-01-31"}\n{"day":"31.1.2026"}\n')
+    assert "line 2 is no JSON object of the topic's columns" in ended.err
+
+
+@pytest.mark.parametrize("kind", [pa.map_(pa.string(), pa.int32()), pa.duration("us"), pa.list_(pa.time64("us"))])
+def test_a_column_that_no_line_can_have_is_named_before_anything_is_read(
+    cluster: FakeCluster, run: Run, kind: pa.DataType
+) -> None:
+    cluster.create("t", schema=pa.schema([("odd", kind)]))
+    ended = run("produce", "t", stdin=b"{}\n")
+    assert ended.status == 1
+    assert "[INVALID_DATA] column 'odd' is" in ended.err
+    assert "Producer.append" in ended.err
+
+
 @pytest.mark.parametrize("line", [b'{"dest": 5}', b'{"nowhere": 1}', b"not json", b'{"delay": 70000}'])
 def test_json_that_does_not_fit_the_columns_ends_the_input(cluster: FakeCluster, run: Run, line: bytes) -> None:
     cluster.create("t", schema=TYPED)

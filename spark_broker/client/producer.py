@@ -306,14 +306,15 @@ class Producer(OfOneProcess):
         self._transactional().send_offsets(offsets, group_id)
 
     def metrics(self) -> dict[str, int]:
-        """Counts of acknowledged rows and batches, of batches that were sent again, and of transactions by their
-        outcome.
+        """Counts of acknowledged rows and batches, of batches that were sent again or divided, and of transactions by
+        their outcome.
         """
         transactions = self._transactions
         return {
             "acknowledged_rows": self._sender.acknowledged_rows,
             "acknowledged_batches": self._sender.acknowledged_batches,
             "retries": self._sender.retries,
+            "divided_batches": self._sender.divided_batches,
             "transactions_committed": 0 if transactions is None else transactions.committed,
             "transactions_aborted": 0 if transactions is None else transactions.aborted,
         }

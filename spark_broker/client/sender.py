@@ -92,6 +92,11 @@ class Sender:
         """How many batches were sent again."""
         return self._machine.retries
 
+    @property
+    def divided_batches(self) -> int:
+        """How many batches were larger than their topic takes, and were sent again in pieces."""
+        return self._machine.divided_batches
+
     def prepare(self, deadline: Deadline) -> None:
         """Get a producer id, once. Raises typed errors when no broker gives one in time."""
         self._check_open()

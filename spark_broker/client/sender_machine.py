@@ -73,6 +73,7 @@ class SenderMachine:
         self.acknowledged_rows = 0
         self.acknowledged_batches = 0
         self.retries = 0
+        self.divided_batches = 0
         self._config = config
         self._backoff = backoff
         self._refusal: SparkBrokerError | None = None
@@ -293,6 +294,7 @@ class SenderMachine:
             return []
         del self._recovering[queue]
         divided = queue.divide(min(topic.settings.max_message_bytes, topic.settings.segment_bytes))
+        self.divided_batches += len(divided)
         queue.resume()
         self._line_up(queue)
         return [BatchDivided(batch, pieces) for batch, pieces in divided]

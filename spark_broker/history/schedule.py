@@ -75,6 +75,7 @@ class TieringSchedule:
         self._client: ClusterMetadata | None = None  # of the round that runs; guarded by the lock
         # What was logged last of a topic whose runs fail; under the empty name: of all topics.
         self._said: dict[str, str] = {}
+        self._has_tables = False  # whether any topic had one at the last look
         self._thread = Worker("tiering", BeginAgain(self._stopping.is_set), self._run)
 
     def start(self) -> None:
@@ -105,7 +106,8 @@ class TieringSchedule:
             except ROUND_FAILURES as error:
                 if self._is_ending():
                     return
-                self._say("", f"a round of tiering failed: {error}")
+                if self._has_tables:  # Others need not hear that the controller was away.
+                    self._say("", f"a round of tiering failed: {error}")
             except (AssertionError, AttributeError):
                 if not self._is_ending():  # A stopped context raises them, because its JVM is None.
                     raise
@@ -120,7 +122,9 @@ class TieringSchedule:
         self._timetable.show(
             {id_: _settings(topic).delta_commit_interval_ms for id_, topic in topics.items()}, _now_ms()
         )
-        self._announce_next(topics)
+        if topics or self._has_tables:
+            self._announce_next(topics)
+        self._has_tables = bool(topics)
         due = self._timetable.due(_now_ms())
         if not due:
             return

@@ -33,6 +33,7 @@ from spark_broker.errors import (
     DamagedLogError,
     DivergedLogError,
     KafkaStorageError,
+    LeaderNotAvailableError,
     OlderMetadataError,
     SparkBrokerError,
     StorageFullError,
@@ -174,9 +175,9 @@ class ReplicaFiles(HostedReplicas):
                     outcome.log.close(clean=False)
                 if not gone:  # It was moved away and back: it begins anew once its old files are deleted.
                     offline[key] = KafkaStorageError("the files of an earlier replica are to be deleted first")
-            elif isinstance(outcome, OpenedLog) and (newer := self._is_newer(key, outcome)):
+            elif isinstance(outcome, OpenedLog) and (unfit := self._unfit(key, outcome)):
                 outcome.log.close(clean=False)
-                self._cannot_open(key, newer, offline)
+                self._cannot_open(key, unfit, offline)
             elif isinstance(outcome, OpenedLog):
                 offline.pop(key, None)
                 partitions[key] = self._partition_of(key, outcome)
@@ -186,12 +187,17 @@ class ReplicaFiles(HostedReplicas):
         invariant(not twice, "replicas are opened that are open: %s", twice)
         self._partitions, self._offline = {**self._partitions, **partitions}, offline
 
-    def _is_newer(self, key: PartitionKey, opened: OpenedLog) -> OlderMetadataError | None:
-        """The error where a log has leader epochs that the metadata has not given out: it would give them out twice."""
+    def _unfit(self, key: PartitionKey, opened: OpenedLog) -> SparkBrokerError | None:
+        """Why a log that was opened may not be used now: its epochs are ahead of the metadata, which would give them
+        out twice; or it led in the epoch that is to be led, and stopped. It may have lost its end since, so that two
+        batches would have one offset and epoch. The controller has not heard of it yet, and elects anew when it has.
+        """
         state, epoch = self.image.partition(*key), opened.state.epochs.latest_epoch
-        if state is None or epoch <= state.leader_epoch:
-            return None
-        return OlderMetadataError(f"its log has leader epoch {epoch}, and metadata.dir knows {state.leader_epoch}")
+        if state is not None and epoch > state.leader_epoch:
+            return OlderMetadataError(f"its log has leader epoch {epoch}, and metadata.dir knows {state.leader_epoch}")
+        if state is not None and epoch == state.leader_epoch and state.leader == self.broker_id:
+            return LeaderNotAvailableError(f"it stopped while it led in epoch {epoch}: it leads in a later one only")
+        return None
 
     def _wanted(self, key: PartitionKey) -> WantedLog:
         state = self.image.partition(*key)

@@ -447,3 +447,22 @@ def test_the_high_watermark_of_a_replica_that_is_offline_is_kept(broker: Broker)
     fs.heal()
     second.retry()
     assert second.manager.partition(*second.key("old")).replica.high_watermark == 1
+
+
+def test_a_leader_that_stopped_leads_again_in_a_later_epoch_only(broker: Broker) -> None:
+    """Found by the simulator with seed 950014: out of descriptors, a leader's log had to be opened anew. Its broker was
+    cut off, so the controller had not heard of it, and the replica was to lead in the same epoch again.
+    """
+    partition, error = broker.manager.partition(*broker.key("old")), KafkaStorageError("out of descriptors")
+    partition.stop(error)
+    broker.manager._on_unusable(partition, error)
+    broker.retry()
+    assert broker.manager.find(*broker.key("old")) is None
+    assert broker.manager.offline == {broker.id_of("old"): [0]}, "the controller hears of it"
+    broker.retry()
+    assert broker.manager.find(*broker.key("old")) is None
+    broker.apply()
+    broker.retry()
+    assert broker.manager.offline == {}
+    assert broker.rows("old") == 1
+    assert broker.write("old", b"b") == 1

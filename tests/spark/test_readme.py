@@ -64,7 +64,8 @@ def terminal(sessions: list[str], directory: Path) -> str:
     (directory / "jobs").symlink_to(README.parent / "jobs")
     activated = "source .venv/bin/activate"
     assert README.read_text().index(activated) < README.read_text().index("```sh\n")
-    return run(["bash", "-euo", "pipefail", "-c", "\n".join([activated, *sessions])], directory)
+    stops = "trap 'spark-broker cluster stop || true' EXIT"  # also where a command fails
+    return run(["bash", "-euo", "pipefail", "-c", "\n".join([activated, stops, *sessions])], directory)
 
 
 @pytest.mark.full

@@ -195,7 +195,8 @@ class Consumer(OfOneProcess):
             raise
 
     def _polled(self, deadline: Deadline) -> list[ConsumedBatch]:
-        with self._open():
+        self._check_open()
+        with self._changed:
             while True:
                 batches, moved = self._poll_now()
                 if moved:

@@ -118,7 +118,7 @@ class DeltaRows:
 
         for entry in self._storage.get_file_info(FileSelector("_delta_log")):
             if entry.size == 0 and _LOG_ENTRY.fullmatch(entry.base_name):
-                raise ValueError(f"the entry {entry.path} of its log is empty")
+                raise ValueError(f"the entry {entry.base_name} of its log is empty")
 
     @contextmanager
     def _failures(self, file: TableFile | None = None) -> Iterator[None]:

@@ -17,7 +17,7 @@ from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import ConflictError
 from spark_broker.model import dead_letters_path
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.spark.delta_session import delta_snapshot
+from spark_broker.spark.delta_session import delta_snapshot, why_incomplete
 from spark_broker.spark.spark_failures import root_cause, said
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ class HistoryTable:
             snapshot = self._delta_snapshot()
             if snapshot.version() < 0:
                 return None
+            why = why_incomplete(snapshot)
+            if why:
+                raise TieringStoppedError(f"the table {self._path} lacks a commit: {why}. Put it back, from a backup")
             transactions = _transactions(snapshot)
             version = transactions.pop(self._app_id, -1)
             self._refuse_others(transactions)

@@ -137,3 +137,15 @@ def delta_snapshot(spark: SparkSession, path: str) -> Any:
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)  # type: ignore[union-attr]
     nothing = jvm.scala.Option.empty()  # type: ignore[union-attr]
     return log.update(False, nothing, nothing)
+
+
+def why_incomplete(snapshot: Any) -> str:
+    """Why a snapshot of Delta's (a Java object) lacks a commit: an entry of its log is empty. Empty text: none is.
+
+    Delta takes such an entry for a commit of nothing. It writes none: each has the commit's own line at least.
+    """
+    entries = snapshot.logSegment().deltas()
+    for index in range(entries.size()):
+        if entries.apply(index).getLen() == 0:
+            return f"the entry {entries.apply(index).getPath().getName()} of its log is empty"
+    return ""

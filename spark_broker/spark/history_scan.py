@@ -21,7 +21,7 @@ from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
 from spark_broker.spark.cluster import connected
 from spark_broker.spark.columns import CREATE_TIME
-from spark_broker.spark.delta_session import check_delta, delta_snapshot
+from spark_broker.spark.delta_session import check_delta, delta_snapshot, why_incomplete
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
 from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.planning import check_named, newest, resolve_bound
@@ -126,6 +126,7 @@ class _HistoryScan:
         try:
             snapshot = delta_snapshot(self.spark, path)
             why = self.topic.why_not_its_table(str(snapshot.metadata().id()), int(snapshot.version()))
+            why = why or why_incomplete(snapshot)
             frame = self.spark.read.format("delta").load(path)
         except (Py4JJavaError, PySparkException) as error:
             raise unreadable(self.topic, f"{said(error)}{root_cause(error)}") from error

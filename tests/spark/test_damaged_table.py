@@ -40,7 +40,7 @@ def admin(brokers: ProcessCluster) -> Iterator[Admin]:
 
 
 def test_a_table_that_is_damaged_or_older_gives_no_wrong_record(
-    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, tmp_path: Path
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, history: History, tmp_path: Path
 ) -> None:
     table, older, columns = tmp_path / "table", tmp_path / "older", ["id", "text"]
     create(admin, "damaged", table, SCHEMA, segment_ms=100)
@@ -71,6 +71,20 @@ def test_a_table_that_is_damaged_or_older_gives_no_wrong_record(
         by_spark(brokers, spark, "damaged", columns)
     file.write_bytes(content)
     assert consumed(brokers, "damaged", len(rows)) == by_spark(brokers, spark, "damaged", columns) == rows
+
+    entry = table / "_delta_log" / f"{1:020}.json"
+    commit = entry.read_bytes()
+    entry.write_bytes(b"")
+    entry.with_name(f".{entry.name}.crc").unlink()
+    another_spark, emptied = history.other, f"the entry {entry.name} of its log is empty"
+    with pytest.raises(RuntimeError, match=f"INVALID_DATA.*{emptied}"):
+        by_spark(brokers, another_spark, "damaged", columns)
+    answer = another_spark.tier(brokers.bootstrap_servers, "damaged")
+    assert answer["error"] == "TIERING_STOPPED"
+    assert emptied in answer["message"]
+    with pytest.raises(InvalidDataError, match=emptied):
+        consumed(brokers, "damaged", len(rows))
+    entry.write_bytes(commit)
 
     table.rename(tmp_path / "newer")
     older.rename(table)

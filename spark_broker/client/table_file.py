@@ -96,13 +96,15 @@ class TableFile:
         """
         if _URI.match(self.path):
             return None  # of a shallow clone: in the directory of another table
-        if self._groups is None or any((n, name) not in self._checked for n in self._having(rows) for name in columns):
+        having = self._having(rows)
+        if self._groups is None or any((n, name) not in self._checked for n in having for name in columns):
             with self._opened() as parquet:
                 if self._groups is None:
                     self._groups = [self._runs(parquet, n) for n in range(parquet.num_row_groups)]
-                for n in self._having(rows):
+                    having = self._having(rows)
+                for n in having:
                     self._check_group(parquet, n, columns)
-        counts = [None if (runs := self._groups[n]) is None else runs.count(rows) for n in self._having(rows)]
+        counts = [None if (runs := self._groups[n]) is None else runs.count(rows) for n in having]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 

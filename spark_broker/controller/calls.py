@@ -61,8 +61,9 @@ class CallContext:
     expected_brokers: int
     log_ends: LogEnds
     disks: Disks = ALL_WELL
-    next_tiering_ms: Mapping[str, int] = field(default_factory=dict)
-    """In how many ms from now the cluster tiers each topic next, by topic id."""
+    next_tiering_at_ms: Mapping[str, int] = field(default_factory=dict)
+    """When the cluster tiers each topic next, by topic id."""
+    now_ms: int = 0
 
 
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:
@@ -73,9 +74,8 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
         case AllocateProducerIdsRequest():
             return allocate_producer_ids(image, request)
         case MetadataRequest():
-            return Decision(
-                (), describe(image, request.topics, next_tiering_ms=context.next_tiering_ms), certain=request.certain
-            )
+            next_ms = {id_: max(0, at_ms - context.now_ms) for id_, at_ms in context.next_tiering_at_ms.items()}
+            return Decision((), describe(image, request.topics, next_tiering_ms=next_ms), certain=request.certain)
         case CreateTopicRequest():
             return create_topic(image, request, _values(context), context.settings, context.disks)
         case EnsureOffsetsTopicRequest():

@@ -521,10 +521,9 @@ class Controller(Machine[ControllerStanding]):
             self._next_tiering_at_ms = {id_: now_ms + in_ms for id_, in_ms in event.request.in_ms.items()}
             self._effects.append(Reply(event.call_id, EmptyResponse()))
             return
-        next_tiering_ms = {id_: max(0, at_ms - now_ms) for id_, at_ms in self._next_tiering_at_ms.items()}
         try:
             context = CallContext(
-                self._settings, event.new_topic, expected, self._log_ends, self._disks, next_tiering_ms
+                self._settings, event.new_topic, expected, self._log_ends, self._disks, self._next_tiering_at_ms, now_ms
             )
             decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:

@@ -25,11 +25,19 @@ def converted(kind: type, value: object, name: str) -> object:
         raise InvalidConfigError(f"{name} = {value!r} is not {KIND_NAMES[kind]}") from None
 
 
-def _to_bool(value: object) -> bool:
+def truth(value: object) -> bool | None:
+    """True or False, also numpy's. None: it is neither."""
     if isinstance(value, bool):
         return value
-    if getattr(getattr(value, "dtype", None), "kind", "") == "b" and getattr(value, "ndim", 1) == 0:  # numpy's
+    if getattr(getattr(value, "dtype", None), "kind", "") == "b" and getattr(value, "ndim", 1) == 0:
         return bool(value)
+    return None
+
+
+def _to_bool(value: object) -> bool:
+    found = truth(value)
+    if found is not None:
+        return found
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
         return value.strip().lower() == "true"
     raise ValueError(value)

@@ -20,6 +20,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import NAME_MAX, NewTopic, OffsetAndMetadata, TopicPartition
+from spark_broker.setting_values import truth
 from spark_broker.times import to_us
 
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
@@ -67,11 +68,10 @@ def seconds(value: object, what: str) -> float:
 
 def flag(value: object, what: str) -> bool:
     """True or False, also numpy's. Raises InvalidDataError: a text such as "false" would count as true."""
-    if isinstance(value, bool):
-        return value
-    if getattr(getattr(value, "dtype", None), "kind", "") == "b" and getattr(value, "ndim", 1) == 0:
-        return bool(value)
-    raise InvalidDataError(f"{what} is {type(value).__name__}; it must be True or False")
+    found = truth(value)
+    if found is None:
+        raise InvalidDataError(f"{what} is {type(value).__name__}; it must be True or False")
+    return found
 
 
 def text(value: object, what: str) -> str:

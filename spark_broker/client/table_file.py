@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 CHECKED_ROWS = 16_384
-"""So many rows are decoded at a time to check their pages."""
+CHECKED_BYTES = 16 * 1024 * 1024
+"""At most so many rows, or about so many bytes of them, are decoded at a time to check their pages."""
 
 RUNS_MAX = 100_000
 """A part of a file with more runs of offsets is not counted: that would take much memory."""
@@ -119,7 +120,10 @@ class TableFile:
         wanted = [name for name in there if name.lower() in columns] or there
         missing = [name for name in wanted if (n, name.lower()) not in self._checked]
         if missing:
-            for _ in parquet.iter_batches(CHECKED_ROWS, [n], columns=missing, use_threads=False):
+            group = parquet.metadata.row_group(n)
+            row_bytes = max(1, group.total_byte_size // max(1, group.num_rows))
+            rows = max(1, min(CHECKED_ROWS, CHECKED_BYTES // row_bytes))
+            for _ in parquet.iter_batches(rows, [n], columns=missing, use_threads=False):
                 pass
         self._checked.update((n, name) for name in columns)
 
@@ -142,7 +146,11 @@ class TableFile:
         import pyarrow.parquet as pq
 
         with self._storage.open_input_file(self.path) as opened:
-            parquet = pq.ParquetFile(opened, page_checksum_verification=True)
+            metadata = pq.ParquetFile(opened).metadata
+            columns = map(metadata.schema.column, range(metadata.num_columns))
+            # A value that many rows share stays one value: the rows may be a thousand times as large as their file.
+            shared = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+            parquet = pq.ParquetFile(opened, metadata=metadata, read_dictionary=shared, page_checksum_verification=True)
             if self.records is not None and parquet.metadata.num_rows != self.records:
                 raise ValueError(f"it has {parquet.metadata.num_rows} records, {self.records} were written")
             yield parquet

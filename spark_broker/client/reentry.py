@@ -38,11 +38,9 @@ class Within(IntEnum):
 
 def within(*parts: object) -> Within:
     """From where the caller, a method of one of these parts of a client, was called."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    while frame is not None and _is_clients(frame):
-        frame = frame.f_back
+    frame = _next_clients(_caller(sys._getframe(1)))
+    if frame is None:
+        return Within.NOTHING
     found, calls_back = Within.NOTHING, False
     while frame is not None:
         if _is_of(frame, parts):
@@ -56,6 +54,23 @@ def within(*parts: object) -> Within:
             calls_back = False
         frame = frame.f_back
     return found
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """The first frame that is not a client's, from here outwards."""
+    while frame is not None and frame.f_code.co_filename.startswith(_CLIENT):
+        frame = frame.f_back
+    return frame
+
+
+def _next_clients(frame: FrameType | None) -> FrameType | None:
+    """The next frame of a client, or of a Future's callbacks. Nearly every call of a client ends here, with None."""
+    while frame is not None:
+        code = frame.f_code
+        if code is _CALLS_BACK or code.co_filename.startswith(_CLIENT):
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def refuse_within(*parts: object, least: Within = Within.CALL) -> Within:

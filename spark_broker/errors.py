@@ -333,6 +333,14 @@ class UnknownProducerIdError(SparkBrokerError):
     hint = "Close the producer and open a new one; batches that failed may be sent again by it."
 
 
+class UnstableOffsetCommitError(SparkBrokerError):
+    """An open transaction may still commit other offsets for the group."""
+
+    code = 88
+    retriable = True
+    hint = "Clients retry by themselves. If it lasts, `spark-broker transactions list` shows which one is open."
+
+
 class ThrottlingQuotaExceededError(SparkBrokerError):
     """The broker has more requests than it can serve; nothing was done for this one."""
 

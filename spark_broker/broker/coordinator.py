@@ -121,12 +121,13 @@ class GroupCoordinator:
     def fetch(self, request: OffsetFetchRequest, deadline_ms: int, reply: Reply) -> None:
         """Answer with what the group has committed, once it is certain that this broker still leads.
 
-        A group's next member must not begin before what the last one has committed. `reply` and errors: as of `commit`.
+        A group's next member must not begin before what the last one has committed, nor before what a transaction may
+        still commit (`require_stable`). `reply` and errors: as of `commit`, and UnstableOffsetCommitError.
         """
         with _coordinator_errors():
             shard = self._shard(request.group_id)
             deleted = self._manager.image.tombstones
-            committed = shard.committed(request.group_id, request.partitions)
+            committed = shard.committed(request.group_id, request.partitions, require_stable=request.require_stable)
             answer = OffsetFetchResponse([offset for offset in committed if offset.topic_id not in deleted])
             shard.confirm_leadership(_Answer(reply, answer), deadline_ms)
 

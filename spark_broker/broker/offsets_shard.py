@@ -13,7 +13,7 @@ from spark_broker.broker.internal_records import encode_rows, rows_of
 from spark_broker.broker.partition import Partition
 from spark_broker.core.group_offsets import READ_BARRIER, CommittedOffsets, OffsetRecord
 from spark_broker.core.replica import ACKS_ALL
-from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError
+from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError, UnstableOffsetCommitError
 from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import CommittedOffset, TransactionalOffsetCommitRequest
 
@@ -47,12 +47,19 @@ class OffsetsShard:
         """Whether the leadership that it was made for goes on."""
         return partition is self.partition and self.partition.leader_epoch() == self.leader_epoch
 
-    def committed(self, group_id: str, partitions: list[tuple[str, int]] | None) -> list[CommittedOffset]:
-        """What the group has committed so far, if this broker still leads (`confirm_leadership`). Raises typed errors
-        while this broker cannot know it.
+    def committed(
+        self, group_id: str, partitions: list[tuple[str, int]] | None, *, require_stable: bool = False
+    ) -> list[CommittedOffset]:
+        """What the group has committed so far, if this broker still leads (`confirm_leadership`).
+
+        Raises typed errors while this broker cannot know it, and UnstableOffsetCommitError with `require_stable`: an
+        open transaction may still commit another offset.
         """
         with self._lock:
             self._catch_up()
+            if require_stable and (undecided := self._offsets.undecided(group_id, partitions)) is not None:
+                partition = f"{undecided.topic}-{undecided.partition}"
+                raise UnstableOffsetCommitError(f"a transaction of group {group_id!r} that is open moves {partition}")
             return self._offsets.committed(group_id, partitions)
 
     def confirm_leadership(self, token: AppendToken, deadline_ms: int) -> None:
@@ -118,11 +125,11 @@ class OffsetsShard:
         """Replay a committed batch. Offsets of an open transaction are kept aside, so they delay no other group."""
         header, offsets = frame.header, self._offsets
         if header.attributes & CONTROL:
-            offsets.replay_marker(header.producer_id, header.next_offset, committed=not header.attributes & ABORT)
+            offsets.replay_marker(header.producer_id, committed=not header.attributes & ABORT)
             return
         records = [OffsetRecord(key, value) for key, value in rows_of(self.partition.reader.decode(frame))]  # type: ignore[arg-type]
         if header.attributes & TRANSACTIONAL:
-            offsets.replay_undecided(header.producer_id, header.base_offset, records)
+            offsets.replay_undecided(header.producer_id, header.base_offset, records, header.next_offset)
         elif offsets.replay(records, header.next_offset):
             self._snapshot_end = header.next_offset
 
@@ -149,7 +156,7 @@ class OffsetsShard:
             # Set even if nothing is written: otherwise a snapshot would be tried all the time.
             self._snapshot_end = as_of = self._read_to
             self._offsets.drop(deleted)
-            records = self._offsets.snapshot(as_of)
+            records = self._offsets.snapshot()
             undecided = self._offsets.first_undecided
         if not records:
             return  # Everything so far is undecided, or was aborted.

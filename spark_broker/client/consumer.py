@@ -307,7 +307,11 @@ class Consumer(OfOneProcess):
             self._commit_later()
 
     def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """The group's committed offset (the next one to read), with its leader epoch and note. None: there is none."""
+        """The group's committed offset (the next one to read), with its leader epoch and note. None: there is none.
+
+        An open transaction of the group may commit another one later. A consumer that begins waits for it
+        (`isolation.level=read_committed`).
+        """
         partition = given.topic_partition(partition)
         return self._require_group().fetch([partition], self._api_deadline()).get(partition)
 

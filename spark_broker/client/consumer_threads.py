@@ -191,7 +191,8 @@ class ConsumerThreads:
                     machine.offsets_came(effect, infos, failures, self.now_ms())
                     self.advance()
             case FetchCommitted(generations) if self._group is not None:
-                committed = self._group.fetch(generations, Deadline.after_ms(ROUND_TIMEOUT_MS))
+                deadline, stable = Deadline.after_ms(ROUND_TIMEOUT_MS), self._config.read_committed
+                committed = self._group.fetch(generations, deadline, require_stable=stable)
                 with self.changed:
                     machine.learned(self._metadata.view)
                     machine.committed_came(effect, committed, self.now_ms())

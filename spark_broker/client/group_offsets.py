@@ -42,14 +42,16 @@ class GroupOffsets:
         self._coordinator.ask(request, EmptyResponse, deadline)
 
     def fetch(
-        self, partitions: Iterable[TopicPartition] | None, deadline: Deadline
+        self, partitions: Iterable[TopicPartition] | None, deadline: Deadline, *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Committed offsets of these partitions (None: of all); one without a commit is absent.
 
-        A commit for an earlier topic of the same name is none.
+        A commit for an earlier topic of the same name is none. `require_stable`: wait for open transactions of the
+        group. Raises UnstableOffsetCommitError at the deadline.
         """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
-        answer = self._coordinator.ask(OffsetFetchRequest(self._group_id, wanted), OffsetFetchResponse, deadline)
+        request = OffsetFetchRequest(self._group_id, wanted, require_stable)
+        answer = self._coordinator.ask(request, OffsetFetchResponse, deadline)
         if any(self._is_of_another(offset) for offset in answer.offsets):  # Or what is known of the topics is old.
             self._metadata.refresh(deadline)
         return from_messages(offset for offset in answer.offsets if not self._is_of_another(offset))

@@ -26,8 +26,8 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True):
 class OffsetValue(msgspec.Struct, frozen=True, array_like=True):
     """The value: the next offset to read, the leader epoch of the last record read, and a note.
 
-    `as_of`: in a snapshot, the offset of `__consumer_offsets` below which the snapshot takes every commit into account.
-    Commits go on while a snapshot is written, so a commit may lie before the snapshot in the log and yet be newer.
+    `as_of`: in a snapshot, the rank of this commit: the offset after the record that made it. Commits go on while a
+    snapshot is written, so a commit may lie before the snapshot in the log and yet be newer.
     `topic_id`: of the topic that was read; empty in old records, which count for the topic that has the name.
     """
 
@@ -67,11 +67,15 @@ later leader had been elected when it was appended.
 """
 
 
-class _Known(NamedTuple):
-    """The commit that is in force according to the log below `known_to`."""
+class _Commit(NamedTuple):
+    """A commit, and its rank among those of its key: the offset after its batch in the log.
+
+    A transaction's commits rank by their own batches, too, not by the marker that decides them (known bug 36).
+    Compaction keeps the last record of each key, so any other rank would count differently after it.
+    """
 
     value: OffsetValue
-    known_to: int
+    rank: int
 
 
 @dataclass(slots=True)
@@ -79,17 +83,17 @@ class _Undecided:
     """What a producer's open transaction would commit, in the order of the log, from its first batch on."""
 
     first_offset: int
-    commits: list[tuple[OffsetKey, OffsetValue]] = field(default_factory=list)
+    commits: list[tuple[OffsetKey, _Commit]] = field(default_factory=list)
 
 
 class CommittedOffsets:
     """The offsets that one partition of `__consumer_offsets` holds; a later commit of a key replaces an earlier one.
 
-    A transaction's commits take effect at its marker, not where they were written: no reader saw them before.
+    A transaction's commits are unknown until its marker. Then each counts as if it had been made where it was written.
     """
 
     def __init__(self) -> None:
-        self._offsets: dict[OffsetKey, _Known] = {}
+        self._offsets: dict[OffsetKey, _Commit] = {}
         self._undecided: dict[int, _Undecided] = {}  # by producer id
 
     def replay(self, records: Iterable[OffsetRecord], end_offset: int) -> bool:
@@ -97,32 +101,43 @@ class CommittedOffsets:
 
         Returns whether it is part of a snapshot. Raises CorruptMessageError.
         """
-        commits = _decoded(records)
-        self._take(commits, end_offset)
-        return any(value.as_of != NO_SNAPSHOT for _, value in commits)
+        commits = _decoded(records, end_offset)
+        self._take(commits)
+        return any(commit.value.as_of != NO_SNAPSHOT for _, commit in commits)
 
-    def replay_undecided(self, producer_id: int, base_offset: int, records: Iterable[OffsetRecord]) -> None:
+    def replay_undecided(
+        self, producer_id: int, base_offset: int, records: Iterable[OffsetRecord], end_offset: int
+    ) -> None:
         """Keep a batch of a producer's transaction until the marker comes. Raises CorruptMessageError."""
-        self._undecided.setdefault(producer_id, _Undecided(base_offset)).commits += _decoded(records)
+        commits = _decoded(records, end_offset)
+        self._undecided.setdefault(producer_id, _Undecided(base_offset)).commits += commits
 
-    def replay_marker(self, producer_id: int, end_offset: int, *, committed: bool) -> None:
-        """End the producer's transaction, if it has one here. The marker's own batch ends at `end_offset`."""
+    def replay_marker(self, producer_id: int, *, committed: bool) -> None:
+        """End the producer's transaction, if it has one here."""
         undecided = self._undecided.pop(producer_id, None)
         if undecided is not None and committed:
-            self._take(undecided.commits, end_offset)
+            self._take(undecided.commits)
 
-    def _take(self, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
-        """A snapshot's offset counts only where no newer one is known. Read barriers are of no group."""
-        for key, value in commits:
-            known_to = end_offset if value.as_of == NO_SNAPSHOT else value.as_of
+    def _take(self, commits: list[tuple[OffsetKey, _Commit]]) -> None:
+        """A commit counts only where no later one is known. Read barriers are of no group."""
+        for key, commit in commits:
             current = self._offsets.get(key)
-            if key.group_id and (current is None or current.known_to <= known_to):
-                self._offsets[key] = _Known(value, known_to)
+            if key.group_id and (current is None or current.rank <= commit.rank):
+                self._offsets[key] = commit
 
     @property
     def first_undecided(self) -> int | None:
         """Offset of the first batch of an open transaction. A snapshot does not have it, so the log must keep it."""
         return min((undecided.first_offset for undecided in self._undecided.values()), default=None)
+
+    def undecided(self, group_id: str, partitions: Iterable[tuple[str, int]] | None) -> OffsetKey | None:
+        """One of these partitions, or of all, whose offset an open transaction of the group may still commit."""
+        wanted = None if partitions is None else set(partitions)
+        for undecided in self._undecided.values():
+            for key, _ in undecided.commits:
+                if key.group_id == group_id and (wanted is None or (key.topic, key.partition) in wanted):
+                    return key
+        return None
 
     def committed(self, group_id: str, partitions: Iterable[tuple[str, int]] | None) -> list[CommittedOffset]:
         """What the group has committed for these partitions, or for all."""
@@ -130,20 +145,17 @@ class CommittedOffsets:
             keys = sorted((k for k in self._offsets if k.group_id == group_id), key=lambda k: (k.topic, k.partition))
         else:
             keys = [OffsetKey(group_id, topic, partition) for topic, partition in partitions]
-        return [_committed(key, current.value) for key in keys if (current := self._offsets.get(key)) is not None]
+        return [_committed(key, commit.value) for key in keys if (commit := self._offsets.get(key)) is not None]
 
     def drop(self, topics: Container[str]) -> None:
         """Forget what was committed for these topics, by id: they were deleted."""
-        self._offsets = {key: known for key, known in self._offsets.items() if known.value.topic_id not in topics}
+        self._offsets = {key: commit for key, commit in self._offsets.items() if commit.value.topic_id not in topics}
 
-    def snapshot(self, as_of: int) -> list[OffsetRecord]:
-        """Every live offset, as records. They rebuild this state together with the undecided batches in the log.
-
-        `as_of`: how far the log was replayed (exclusive).
-        """
+    def snapshot(self) -> list[OffsetRecord]:
+        """Every live offset, as records. They rebuild this state together with the undecided batches in the log."""
         return [
-            _record(key, OffsetValue(value.offset, value.leader_epoch, value.metadata, as_of, value.topic_id))
-            for key, (value, _) in self._offsets.items()
+            _record(key, OffsetValue(value.offset, value.leader_epoch, value.metadata, rank, value.topic_id))
+            for key, (value, rank) in self._offsets.items()
         ]
 
     def __len__(self) -> int:
@@ -154,8 +166,12 @@ def _committed(key: OffsetKey, value: OffsetValue) -> CommittedOffset:
     return CommittedOffset(key.topic, key.partition, value.offset, value.leader_epoch, value.metadata, value.topic_id)
 
 
-def _decoded(records: Iterable[OffsetRecord]) -> list[tuple[OffsetKey, OffsetValue]]:
+def _decoded(records: Iterable[OffsetRecord], end_offset: int) -> list[tuple[OffsetKey, _Commit]]:
+    """The commits of a batch that ends at `end_offset` (exclusive). Those of a snapshot have their own ranks."""
     try:
-        return [(_key_decoder.decode(record.key), _value_decoder.decode(record.value)) for record in records]
+        decoded = [(_key_decoder.decode(record.key), _value_decoder.decode(record.value)) for record in records]
+        return [
+            (key, _Commit(value, end_offset if value.as_of == NO_SNAPSHOT else value.as_of)) for key, value in decoded
+        ]
     except (*UNDECODABLE, TypeError) as error:  # TypeError: a record without a key or a value
         raise CorruptMessageError(f"a record of committed offsets: {error}") from None

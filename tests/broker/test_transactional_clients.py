@@ -105,6 +105,28 @@ def test_a_transaction_shows_in_every_topic_and_partition_or_in_none(servers: Pr
             assert uncommitted == [["aborted-1", "aborted-2", "committed-1", "committed-2"]] * PARTITIONS
 
 
+@pytest.mark.parametrize(("committed", "first"), [(True, 3), (False, 0)])
+def test_the_next_member_of_a_group_begins_when_the_transaction_that_moves_it_is_decided(
+    servers: ProcessCluster, admin: Admin, committed: bool, first: int
+) -> None:
+    name = f"handed-over-{committed}".lower()
+    tp, *_ = create(admin, name)
+    with (
+        Producer(servers.bootstrap_servers, transactional_id=name) as producer,
+        Consumer(servers.bootstrap_servers, group_id=name, auto_offset_reset="earliest") as next_member,
+    ):
+        with Producer(servers.bootstrap_servers) as filler:
+            append(filler, name, 0, *map(str, range(5))).result(WAIT_S)
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({tp: 3}, name)
+        next_member.assign([tp])
+        assert next_member.poll(1.0) == [], "where it begins is not decided"
+        assert committed_offset(next_member, tp) is None
+        producer.commit_transaction() if committed else producer.abort_transaction()
+        batches = next_member.poll(WAIT_S)
+        assert [record.offset for batch in batches for record in batch.records()] == list(range(first, 5))
+
+
 def test_a_newer_producer_fences_and_a_zombies_late_append_is_refused(servers: ProcessCluster, admin: Admin) -> None:
     create(admin, "fenced")
     with (

@@ -24,6 +24,7 @@ from spark_broker.errors import (
     ProducerFencedError,
     SparkBrokerError,
     TransactionAbortableError,
+    UnstableOffsetCommitError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
@@ -219,6 +220,25 @@ def test_offsets_of_a_transaction_count_once_it_is_committed(client: RawClient) 
     commit_offsets(client, who, "readers", 21, sequence=1)
     client.end("mover", who, committed=True)
     assert offsets_of(client, "readers") == {"plain": 11, "t": 21}
+
+
+def test_a_group_is_unstable_while_a_transaction_may_move_its_offsets(client: RawClient) -> None:
+    """KIP-447: the next owner of a partition would begin at the old offset, and the transaction then commit."""
+    who = client.init("mover")
+    commit_offsets(client, who, "stable", 5)
+    coordinator = client.connection(client.coordinator("stable", CONSUMER_OFFSETS_TOPIC))
+    with pytest.raises(UnstableOffsetCommitError, match=r"group 'stable' .* moves t-0"):
+        coordinator.call(OffsetFetchRequest("stable", [("t", 0)], require_stable=True), timeout_ms=5000)
+    others = OffsetFetchRequest("stable", [("t", 1)], require_stable=True)
+    assert client.ask("stable", others, CONSUMER_OFFSETS_TOPIC) == OffsetFetchResponse([])
+    assert offsets_of(client, "stable") == {}, "who only looks does not wait"
+    # A later commit of the same partition stands, although the transaction is decided after it.
+    later = OffsetCommitRequest("stable", [CommittedOffset("t", 0, 9)])
+    assert client.ask("stable", later, CONSUMER_OFFSETS_TOPIC) == EmptyResponse()
+    client.end("mover", who, committed=True)
+    stable = client.ask("stable", OffsetFetchRequest("stable", require_stable=True), CONSUMER_OFFSETS_TOPIC)
+    assert isinstance(stable, OffsetFetchResponse)
+    assert [offset.offset for offset in stable.offsets] == [9]
 
 
 def test_the_next_coordinator_of_a_group_knows_what_is_undecided(

@@ -18,7 +18,7 @@ from spark_broker.broker.append import Append, AppendToken
 from spark_broker.broker.offsets_shard import OffsetsShard
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.core import group_offsets
-from spark_broker.core.group_offsets import CommittedOffsets, OffsetKey, OffsetRecord, OffsetValue, _Known
+from spark_broker.core.group_offsets import CommittedOffsets, OffsetKey, OffsetRecord, _Commit
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedRecord, OffsetAndMetadata, known_epoch
 from spark_broker.protocol.messages import CommittedOffset
@@ -151,8 +151,8 @@ def leave_a_group_out_of_the_snapshot(patch: Patch) -> None:
     """The snapshot has one offset less than the log that it replaces."""
     snapshot = CommittedOffsets.snapshot
 
-    def buggy(self: CommittedOffsets, as_of: int) -> list[OffsetRecord]:
-        records = snapshot(self, as_of)
+    def buggy(self: CommittedOffsets) -> list[OffsetRecord]:
+        records = snapshot(self)
         return records[:-1] if len(records) > 1 else records
 
     patch.setattr(CommittedOffsets, "snapshot", buggy)
@@ -162,9 +162,8 @@ def leave_a_group_out_of_the_snapshot(patch: Patch) -> None:
 def take_back_what_was_committed_during_a_snapshot(patch: Patch) -> None:
     """Found by reading, and mended: a snapshot counts like a commit, and comes after one that was on its way."""
 
-    def buggy(self: CommittedOffsets, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
-        for key, value in commits:
-            self._offsets[key] = _Known(value, end_offset)
+    def buggy(self: CommittedOffsets, commits: list[tuple[OffsetKey, _Commit]]) -> None:
+        self._offsets.update(commits)
 
     patch.setattr(CommittedOffsets, "_take", buggy)
 

@@ -291,10 +291,14 @@ class OffsetCommitRequest(Message, frozen=True):
 
 
 class OffsetFetchRequest(Message, frozen=True):
-    """To the group's coordinator. `partitions=None`: every committed offset of the group."""
+    """To the group's coordinator. `partitions=None`: every committed offset of the group.
+
+    `require_stable`: UNSTABLE_OFFSET_COMMIT while an open transaction may still commit another offset (KIP-447).
+    """
 
     group_id: Name
     partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=10_000)] | None = None
+    require_stable: bool = False
 
 
 class OffsetFetchResponse(Message, frozen=True):

@@ -82,7 +82,8 @@ class SimGroupMember(SimConsumer):
         match effect:
             case FetchCommitted(generations):
                 partitions = [(tp.topic, tp.partition) for tp in generations]
-                self._ask_coordinator(OffsetFetchRequest(self.group, partitions), partial(self._committed_came, effect))
+                request = OffsetFetchRequest(self.group, partitions, require_stable=True)
+                self._ask_coordinator(request, partial(self._committed_came, effect))
             case CommitOffsets(offsets):
                 commit = OffsetCommitRequest(self.group, to_messages(offsets))
                 self._ask_coordinator(commit, partial(self._committed, effect))

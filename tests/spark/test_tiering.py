@@ -19,8 +19,8 @@ from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.spark.delta_session import downloaded_jars
 from tests.spark.application import ROOT, environment
 from tests.spark.history import History
-from tests.spark.tables import append, dead_letters, in_table, tier
-from tests.spark.tables import create as create_typed
+from tests.spark.tables.typed import append, dead_letters, in_table, tier
+from tests.spark.tables.typed import create as create_typed
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import BEFORE_DEAD_LETTERS, POINTS, Run, TiererProcess
 from tests.support.waiting import eventually

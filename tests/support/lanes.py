@@ -35,7 +35,7 @@ LANES = (SPARK, APPLICATIONS, WAITING, COMPUTING)
 HISTORY = "history"
 """The name of all files that share the brokers and tierers of `tests/spark/history.py`, and need no shared session."""
 
-HISTORY_PATHS = ("tests/spark/test_table", "tests/spark/test_tiering", "tests/spark/test_unclean_history.py")
+HISTORY_PATHS = ("tests/spark/tables/", "tests/spark/test_tiering", "tests/spark/test_unclean_history.py")
 
 PATHS: Mapping[str, tuple[str, ...]] = {
     APPLICATIONS: (

@@ -34,7 +34,11 @@ def test_a_test_is_in_the_lane_of_its_folder() -> None:
 
 def test_tests_that_share_a_session_or_a_tierer_are_one_scope_and_others_one_for_each_file() -> None:
     assert scope_of("tests/spark/test_a.py::test_x") == scope_of("tests/spark/test_b.py::test_y") == SPARK
-    assert scope_of("tests/spark/test_table.py::test_x") == scope_of("tests/spark/test_tiering.py::test_y") == HISTORY
+    assert (
+        scope_of("tests/spark/tables/test_table.py::test_x")
+        == scope_of("tests/spark/test_tiering.py::test_y")
+        == HISTORY
+    )
     assert scope_of("tests/test_demo.py::test_y") == "tests/test_demo.py"
     assert scope_of("tests/sim/test_b.py::test_x[p::q]") == "tests/sim/test_b.py"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pytest
 from spark_broker import Admin
 from spark_broker.errors import InvalidDataError
 from tests.spark.history import History
-from tests.spark.tables import Row, append, by_spark, consumed, create, tier
+from tests.spark.tables.typed import Row, append, by_spark, consumed, create, tier
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -21,22 +20,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 SCHEMA = pa.schema([("id", pa.int32()), ("text", pa.string())])
 ROWS: list[Row] = [{"id": n, "text": f"{n:08} is text"} for n in range(1000)]
-
-
-@pytest.fixture(scope="module")
-def spark(history: History) -> TiererProcess:
-    return history.tierer
-
-
-@pytest.fixture(scope="module")
-def brokers(spark: TiererProcess, history: History) -> ProcessCluster:
-    return history.brokers
-
-
-@pytest.fixture(scope="module")
-def admin(brokers: ProcessCluster) -> Iterator[Admin]:
-    with Admin(brokers.bootstrap_servers) as client:
-        yield client
 
 
 def test_a_table_that_is_damaged_or_older_gives_no_wrong_record(

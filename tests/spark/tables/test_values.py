@@ -12,8 +12,7 @@ from deltalake import DeltaTable
 
 from spark_broker import Admin, NewTopic
 from spark_broker.errors import InvalidConfigError
-from tests.spark.history import History
-from tests.spark.tables import Row, append, consumed, create, dead_letters, in_table, stopped, tier
+from tests.spark.tables.typed import Row, append, consumed, create, dead_letters, in_table, stopped, tier
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -24,22 +23,6 @@ SCHEMA = pa.schema([("id", pa.int32()), ("region", pa.string()), ("at", pa.times
 MIDNIGHT = datetime(2026, 11, 1, 4, 0, tzinfo=UTC)
 """In New York, where an hour comes twice that day."""
 HOURS = [MIDNIGHT + timedelta(minutes=30, hours=hour) for hour in range(-5, 4)]
-
-
-@pytest.fixture(scope="module")
-def spark(history: History) -> TiererProcess:
-    return history.tierer
-
-
-@pytest.fixture(scope="module")
-def brokers(spark: TiererProcess, history: History) -> ProcessCluster:
-    return history.brokers
-
-
-@pytest.fixture(scope="module")
-def admin(brokers: ProcessCluster) -> Iterator[Admin]:
-    with Admin(brokers.bootstrap_servers) as client:
-        yield client
 
 
 @pytest.fixture

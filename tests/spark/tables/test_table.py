@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from deltalake import DeltaTable, write_deltalake
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.errors import InvalidConfigError
 from spark_broker.spark.delta_session import downloaded_jars
-from tests.spark.history import History
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -28,23 +26,6 @@ ROWS = 50
 
 Row = tuple[int, int, int]
 """Partition, offset, CRC-32 of the value."""
-
-
-@pytest.fixture(scope="module")
-def spark(history: History) -> TiererProcess:
-    return history.tierer
-
-
-@pytest.fixture(scope="module")
-def brokers(spark: TiererProcess, history: History) -> ProcessCluster:
-    """They start while Spark does."""
-    return history.brokers
-
-
-@pytest.fixture(scope="module")
-def admin(brokers: ProcessCluster) -> Iterator[Admin]:
-    with Admin(brokers.bootstrap_servers) as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,8 +10,7 @@ from deltalake import DeltaTable
 
 from spark_broker import Admin
 from spark_broker.errors import InvalidDataError
-from tests.spark.history import History
-from tests.spark.tables import Row, append, by_spark, consumed, create, dead_letters, in_table, stopped, tier
+from tests.spark.tables.typed import Row, append, by_spark, consumed, create, dead_letters, in_table, stopped, tier
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -21,23 +19,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 BIG = 2**40
 OLD = pa.schema([pa.field("id", pa.int32(), nullable=False), ("name", pa.string())])
-
-
-@pytest.fixture(scope="module")
-def spark(history: History) -> TiererProcess:
-    return history.tierer
-
-
-@pytest.fixture(scope="module")
-def brokers(spark: TiererProcess, history: History) -> ProcessCluster:
-    """They start while Spark does."""
-    return history.brokers
-
-
-@pytest.fixture(scope="module")
-def admin(brokers: ProcessCluster) -> Iterator[Admin]:
-    with Admin(brokers.bootstrap_servers) as client:
-        yield client
 
 
 @pytest.fixture

@@ -346,6 +346,8 @@ class Partition(GuardedStorage):
                 return True
             fresh = [frame for frame in frames if frame.header.base_offset >= self.replica.log_end_offset]
             for run in by_segment(fresh) or [[]]:
+                if self.replica.role is not Role.FOLLOWER:
+                    break  # What the answer asked for was refused half-way: the log is to be opened anew.
                 self._append_run(run, answer.high_watermark)
             return True
 

@@ -28,10 +28,13 @@ from spark_broker.controller.image import (
     Tombstones,
     TopicState,
 )
+from spark_broker.core.events import Fetched
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, SparkBrokerError, SyncFailedError
-from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.arrow_message import assign, encode_batch
+from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.log_state import LOG_STATE_FILE
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 from spark_broker.testing.simulation.operations import Fault, Operation
@@ -466,3 +469,46 @@ def test_a_leader_that_stopped_leads_again_in_a_later_epoch_only(broker: Broker)
     assert broker.manager.offline == {}
     assert broker.rows("old") == 1
     assert broker.write("old", b"b") == 1
+
+
+def test_a_follower_that_is_refused_half_an_answer_is_offline_and_follows_again(broker: Broker) -> None:
+    """Found by the simulator with seed 3000777: out of descriptors, a follower could not move its log start. It had
+    stopped, and went on with the batches of the same answer: a broken invariant ended the broker.
+    """
+    broker.topics["followed"] = 1
+    broker.led_elsewhere.add("followed")
+    broker.apply()
+    broker.work()
+    key = broker.key("followed")
+    take(broker.manager.partition(*key), 0, high_watermark=0)
+    take(broker.manager.partition(*key), 1, high_watermark=1)
+
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.EMFILE) if operation.kind == "create" and LOG_STATE_FILE in operation.path else None
+
+    broker.fs.on_operation = refuse
+    take(broker.manager.partition(*key), 2, high_watermark=2, log_start=2)
+    assert broker.manager.offline == {key[0]: [0]}
+    broker.fs.heal()
+    broker.retry()
+    assert broker.manager.offline == {}
+    again = broker.manager.partition(*key)
+    take(again, again.replica.log_end_offset, high_watermark=2, log_start=2)
+    assert (again.replica.log_start_offset, again.replica.log_end_offset) == (2, 3)
+    assert broker.failures == []
+
+
+def take(partition: Partition, offset: int, *, high_watermark: int, log_start: int = 0) -> None:
+    """The leader's answer: one record at this offset."""
+    position, epoch = partition.fetch_position(), partition.leader_epoch()
+    assert position is not None
+    header, message = assign(
+        encode_batch(batch(b"x")),
+        base_offset=offset,
+        leader_epoch=epoch,
+        append_time_ms=1,
+        max_timestamp_us=0,
+        first_of_segment=offset == 0,
+        schema_id=0,
+    )
+    partition.apply(Fetched(position, epoch, high_watermark, log_start), [Frame(header, bytes(message))])

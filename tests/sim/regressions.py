@@ -320,4 +320,10 @@ REGRESSIONS = [
         found="compaction kept the places of a producer's uncommitted batches, and not of the committed ones before",
         mended="broker/compaction.py, core/compaction.py",
     ),
+    Regression(
+        seed=3000777,
+        events=500,
+        found="out of descriptors, a follower stopped within an answer, and went on with its batches: the broker ended",
+        mended="broker/partition.py",
+    ),
 ]

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.reply import Reply
 from spark_broker.broker.slow import SLOW
-from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import NetworkError, SparkBrokerError
 from spark_broker.protocol.messages import AllocateProducerIdsRequest, Message

@@ -8,7 +8,8 @@ from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.transaction_coordinator import Reply, TransactionCoordinator
+from spark_broker.broker.reply import Reply
+from spark_broker.broker.transaction_coordinator import TransactionCoordinator
 from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.errors import (
     CoordinatorNotAvailableError,

@@ -17,8 +17,8 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirm, no_coordinator
 from spark_broker.broker.offsets_shard import OffsetsShard
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.reply import Reply
 from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
-from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.core.group_offsets import offset_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
-from spark_broker.broker.transaction_coordinator import Answer, Reply
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     DeletedRecords,

@@ -14,8 +14,8 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.record_deletion import RecordDeletion
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
-from spark_broker.broker.transaction_coordinator import Answer, Reply
 from spark_broker.controller.describe import describe
 from spark_broker.controller.image import MetadataImage
 from spark_broker.core.transaction_decision import ProducerIdPool

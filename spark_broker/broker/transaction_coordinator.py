@@ -1,25 +1,23 @@
-"""The transaction coordinator of a broker: a shard for each partition of `__transaction_state` that it leads.
-
-Nothing here waits or starts a thread, so that simulated brokers run the same class. When something happens elsewhere
-(an append is committed, another broker answers), a thread notes it as an event, and wakes the owner to call `pump`.
-"""
+"""The transaction coordinator of a broker: a shard for each partition of `__transaction_state` that it leads."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.coordinator_runtime import AppendOfShard, CoordinatorRuntime, Led
+from spark_broker.broker.internal_records import Row, rows_of
 from spark_broker.broker.marker_queue import MarkerQueue, Round
 from spark_broker.broker.marker_writer import MarkerWriter
+from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.state_lock import StateLock
-from spark_broker.broker.transaction_shard import LedShard
+from spark_broker.broker.reply import Answer, Reply
 from spark_broker.config import ClusterConfig
-from spark_broker.controller.image import BrokerState, TopicState
+from spark_broker.controller.image import BrokerState
 from spark_broker.core.transaction_coordinator import (
     AnswerRequest,
     AppendRecords,
@@ -29,9 +27,11 @@ from spark_broker.core.transaction_coordinator import (
     MarkerTarget,
     ProducerIdPool,
     Resources,
+    TransactionShard,
     WriteMarkers,
     transactional_id_of,
 )
+from spark_broker.core.transaction_records import decode_record, encode_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidTopicError,
@@ -42,6 +42,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
+from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.messages import (
     AddPartitionToTransactionRequest,
     AllocateProducerIdsResponse,
@@ -50,13 +51,8 @@ from spark_broker.protocol.messages import (
     Message,
     TransactionDescription,
 )
-from spark_broker.protocol.murmur2 import group_partition
 
 logger = logging.getLogger(__name__)
-
-Answer = Message | SparkBrokerError
-Reply = Callable[[Answer], None]
-"""Takes the answer to a request; called once, outside of every lock, and must not block."""
 
 PRODUCER_IDS_MIN = 500
 REQUESTS_MAX = 20_000
@@ -64,6 +60,7 @@ REQUESTS_MAX = 20_000
 
 MARKERS_TIMEOUT_MS = 10_000
 ALLOCATION_BACKOFF_MS = 200
+SNAPSHOT_BATCH_BYTES = 1_048_576
 
 
 class Peers(Protocol):
@@ -74,12 +71,10 @@ class Peers(Protocol):
     def allocate_producer_ids(self, answered: Reply) -> None: ...
 
 
-class TransactionCoordinator:
-    """`handle`, `describe`, `tick` and `pump` are safe from any thread.
+class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
+    """`handle`, `describe`, `tick` and `pump` are safe from any thread."""
 
-    Continuations run outside of the lock. The locks of this broker's partitions are taken under it, never the other way
-    round: callbacks of a partition only note an event.
-    """
+    topic_name = TRANSACTION_STATE_TOPIC
 
     def __init__(
         self,
@@ -91,34 +86,27 @@ class TransactionCoordinator:
         wake: Callable[[], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._manager = manager
+        super().__init__(manager, wake=wake, clock=clock)
         self._config = config
         self._peers = peers
         self._markers = markers
-        self._wake = wake
-        self._clock = clock
-        self._lock = StateLock()
-        self._events: deque[Callable[[], None]] = deque()
-        self._outbox: deque[Callable[[], None]] = deque()
-        self._shards: dict[int, LedShard] = {}
         self._replies: dict[object, Reply] = {}
         self._next_token = 0
         self._queue = MarkerQueue()
         self._markers_due = False
+        self._snapshots: dict[int, _Snapshot] = {}  # by partition, until they are committed
         self._producer_ids = ProducerIdPool()
         self._allocation_due_ms = 0  # when to ask again; a request that is out counts as lost then
 
     def handle(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
         """Answer a request, now or later. `deadline_ms`: on the boot-time clock."""
-        with self._lock:
+        with self._turn():
             try:
-                self._run_events()
                 if len(self._replies) >= REQUESTS_MAX:
                     raise CoordinatorNotAvailableError(f"{REQUESTS_MAX} requests wait at this coordinator")
                 self._request(request, deadline_ms, reply)
             except SparkBrokerError as error:
                 self._outbox.append(partial(reply, error))
-        self.pump()
 
     def _request(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
         led_shard = self._shard_of(transactional_id_of(request))
@@ -130,7 +118,7 @@ class TransactionCoordinator:
         self._carry_out(led_shard, led_shard.shard.request(self._next_token, request, deadline_ms, now_ms))
         self._allocate_producer_ids(now_ms)
 
-    def _check_partition(self, led: LedShard, request: AddPartitionToTransactionRequest) -> None:
+    def _check_partition(self, led: Led[TransactionShard], request: AddPartitionToTransactionRequest) -> None:
         """Check that the partition exists, by an image in which this broker leads the shard: see `MarkerQueue.gone`."""
         image = self._manager.image
         state = image.partition(led.partition.key[0], led.number)
@@ -149,12 +137,8 @@ class TransactionCoordinator:
 
         Raises NotLeaderOrFollowerError or CoordinatorNotAvailableError when it does not coordinate an id that is named.
         """
-        try:
-            with self._lock:
-                self._run_events()
-                return DescribeTransactionsResponse(self._describe(request.transactional_ids))
-        finally:
-            self.pump()
+        with self._turn():
+            return DescribeTransactionsResponse(self._describe(request.transactional_ids))
 
     def _describe(self, transactional_ids: list[str] | None) -> list[TransactionDescription]:
         now_ms = self._clock.boottime_ms()
@@ -171,48 +155,15 @@ class TransactionCoordinator:
             descriptions += led_shard.shard.describe([transactional_id], now_ms, led_shard.leader_epoch)
         return descriptions
 
-    def note(self, event: Callable[[], None]) -> None:
-        """Note an event. Called from any thread, perhaps under a partition's lock."""
-        self._events.append(event)
-        self._wake()
-
-    def pump(self) -> None:
-        """Handle the events, and send what results from them. Returns when nothing is left to do at once."""
-        while self._events or self._outbox or self._markers_due:
-            with self._lock:
-                self._run_events()
-                self._send_markers()
-                leaving, self._outbox = self._outbox, deque()
-            self._send_out(leaving)
-
-    def _send_out(self, leaving: deque[Callable[[], None]]) -> None:
-        """Run what leaves this coordinator. An error ends the call in hand; what belongs to others is sent by the next
-        one who pumps."""
-        try:
-            while leaving:
-                leaving.popleft()()
-        finally:
-            if leaving:
-                with self._lock:
-                    self._outbox.extendleft(reversed(leaving))
-
-    def _run_events(self) -> None:
-        while self._events:
-            self._events.popleft()()
-
-    def tick(self) -> None:
-        """Time passes: load and drop shards, time out transactions, send markers again, fetch producer ids."""
-        with self._lock:
-            self._run_events()
-            self._follow_leadership()
-            now_ms = self._clock.boottime_ms()
-            for led_shard in list(self._shards.values()):
-                self._carry_out(led_shard, led_shard.shard.tick(now_ms))
-            for number, target in self._queue.gone(self._manager.image):
-                self._marked(number, target)
-            self._allocate_producer_ids(now_ms)
-            self._markers_due = True
-        self.pump()
+    def _time_passes(self) -> None:
+        """Time out transactions, send markers again, fetch producer ids."""
+        now_ms = self._clock.boottime_ms()
+        for led in list(self._shards.values()):
+            self._carry_out(led, led.shard.tick(now_ms))
+        for number, target in self._queue.gone(self._manager.image):
+            self._marked(number, target)
+        self._allocate_producer_ids(now_ms)
+        self._markers_due = True
 
     def _allocate_producer_ids(self, now_ms: int) -> None:
         if not self._shards or len(self._producer_ids) >= PRODUCER_IDS_MIN or now_ms < self._allocation_due_ms:
@@ -232,60 +183,34 @@ class TransactionCoordinator:
             logger.info("no producer ids yet: %s", answer)
             self._allocation_due_ms = self._clock.boottime_ms() + ALLOCATION_BACKOFF_MS
 
-    def _shard_of(self, transactional_id: str) -> LedShard:
-        topic = self._manager.image.topic(TRANSACTION_STATE_TOPIC)
-        if topic is None:
-            raise CoordinatorNotAvailableError(f"{TRANSACTION_STATE_TOPIC} does not exist yet")
-        number = group_partition(transactional_id, len(topic.partitions))
-        return self._led(topic, number)
-
-    def _led(self, topic: TopicState, number: int) -> LedShard:
-        """The shard of a partition that this broker leads, loaded. Raises the error that says why there is none."""
-        partition = self._manager.partition(topic.topic_id, number)
-        current = self._shards.get(number)
-        if current is not None:
-            if current.is_current(partition):
-                return current
-            self._drop(current)
+    def _new_shard(self, partition: Partition) -> TransactionShard:
         resources = Resources(self._producer_ids, self._config.transaction_max_timeout_ms)
-        led_shard = LedShard.load(
-            number, partition, resources, self._config.transactional_id_expiration_ms, self._clock
-        )
-        self._shards[number] = led_shard
-        logger.info("coordinates %s transactional ids of %s", len(led_shard.shard.transactions), partition)
-        self._carry_out(led_shard, led_shard.shard.loaded(self._clock.boottime_ms()))
-        return led_shard
+        expiration_ms = self._config.transactional_id_expiration_ms
+        return TransactionShard(resources, id_expiration_ms=expiration_ms, name=str(partition))
 
-    def _follow_leadership(self) -> None:
-        """Load the shards that this broker leads now, so that decided and idle transactions go on. Drop the others."""
-        topic = self._manager.image.topic(TRANSACTION_STATE_TOPIC)
-        states = topic.partitions if topic is not None else ()
-        led_partitions = {number for number, state in enumerate(states) if state.leader == self._manager.broker_id}
-        for number, shard in list(self._shards.items()):
-            if number not in led_partitions:
-                self._drop(shard)
-        for number in sorted(led_partitions):
-            try:
-                if topic is not None:
-                    self._led(topic, number)
-            except SparkBrokerError as error:
-                logger.debug("%s-%s is not loaded yet: %s", TRANSACTION_STATE_TOPIC, number, error)
+    def _replay(self, led: Led[TransactionShard], frame: Frame) -> None:
+        for key, value in rows_of(led.partition.reader.decode(frame)):
+            led.shard.replay(decode_record(key, value))
+            led.rows += 1
 
-    def _drop(self, led: LedShard) -> None:
-        if self._shards.get(led.number) is led:
-            del self._shards[led.number]
-            self._queue.drop(led.number)
-            for effect in led.shard.dropped():
-                self._answer(effect)
+    def _loaded(self, led: Led[TransactionShard]) -> None:
+        logger.info("coordinates %s transactional ids of %s", len(led.shard.transactions), led.partition)
+        self._carry_out(led, led.shard.loaded(self._clock.boottime_ms()))
 
-    def _carry_out(self, led: LedShard, effects: list[Effect]) -> None:
+    def _unloaded(self, led: Led[TransactionShard]) -> None:
+        self._queue.drop(led.number)
+        self._snapshots.pop(led.number, None)
+        for effect in led.shard.dropped():
+            self._answer(effect)
+
+    def _carry_out(self, led: Led[TransactionShard], effects: list[Effect]) -> None:
         """Depth first, so that an append is done before the next decision is made."""
         for effect in effects:
             match effect:
                 case AnswerRequest():
                     self._answer(effect)
                 case AppendRecords():
-                    self._append(led, effect)
+                    self._append_records(led, effect)
                 case DecideAgain(waiting):
                     self._carry_out(led, led.shard.decide(waiting, self._clock.boottime_ms()))
                 case WriteMarkers(targets):
@@ -296,52 +221,48 @@ class TransactionCoordinator:
         reply = self._replies.pop(effect.token)
         self._outbox.append(partial(reply, effect.answer))
 
-    def _append(self, led: LedShard, append: AppendRecords) -> None:
-        token = _Token(self, led, led.shard.appended_count + 1)
+    def _append_records(self, led: Led[TransactionShard], append: AppendRecords) -> None:
         try:
-            led.append(append.records(), token)
+            self._append(led, [encode_record(record) for record in append.records()])
         except SparkBrokerError as error:
             self._carry_out(led, led.shard.append_refused(append, error))
             return
         self._carry_out(led, led.shard.appended(append, self._clock.boottime_ms()))
-        if led.appended_records >= self._config.transaction_state_log_snapshot_records:
-            self._snapshot(led)
+        if led.rows >= self._config.transaction_state_log_snapshot_records:
+            self._write_snapshot(led)
 
-    def _snapshot(self, led: LedShard) -> None:
-        """Until compaction exists: write the whole state at the log's end. Once it is committed, drop what is older."""
-        led.appended_records = 0
-        first: _Token | None = None
-        for records in led.snapshot_batches():
-            token = _Token(self, led, led.shard.appended_count + 1)
+    def _write_snapshot(self, led: Led[TransactionShard]) -> None:
+        """Write the whole state at the log's end. Once it is committed, drop what is older.
+
+        The cleaner would not do: most records change only a part of an id's state, so that each is needed.
+        """
+        first: AppendOfShard[TransactionShard] | None = None
+        for rows in snapshot_batches(led.shard):
             try:
-                led.append(records, token, snapshot=True)
+                append = self._append(led, rows)
             except SparkBrokerError as error:
                 logger.info("%s: the snapshot waits: %s", led.partition, error)
-                return
+                break
             led.shard.snapshot_appended()
-            first = first or token
-        if first is not None:
-            led.snapshot_end, led.snapshot_first = led.shard.appended_count, first
+            first = first or append
+        else:
+            if first is not None:
+                self._snapshots[led.number] = _Snapshot(first, led.appended)
+        led.rows = 0
 
-    def committed(self, led: LedShard, position: int) -> None:
-        """Event: the append of this number is committed, and with it every earlier one."""
-        if self._shards.get(led.number) is not led or position <= led.shard.committed_count:
-            return
-        self._carry_out(led, led.shard.committed(position))
-        first = led.snapshot_first
-        if first is not None and led.snapshot_end <= position:
-            led.snapshot_first = None
+    def _committed(self, led: Led[TransactionShard]) -> None:
+        self._carry_out(led, led.shard.committed(led.committed))
+        snapshot = self._snapshots.get(led.number)
+        if snapshot is not None and snapshot.last <= led.committed:
+            del self._snapshots[led.number]
             try:
-                led.partition.advance_log_start(first.base_offset)
+                led.partition.advance_log_start(snapshot.first.base_offset)
             except (KafkaStorageError, NotLeaderOrFollowerError) as error:
                 # The partition has gone offline already, damaged or not, and the broker was notified.
-                self.lost(led, error)
+                self.append_lost(led, error)
 
-    def lost(self, led: LedShard, error: SparkBrokerError) -> None:
-        """Event: it is not known whether an append will be committed. The shard is loaded again from its log."""
-        if self._shards.get(led.number) is led:
-            logger.info("%s is loaded anew: %s", led.partition, error.message)
-            self._drop(led)
+    def _settle(self) -> None:
+        self._send_markers()
 
     def _send_markers(self) -> None:
         if not self._markers_due:
@@ -370,18 +291,24 @@ class TransactionCoordinator:
             self._carry_out(led_shard, led_shard.shard.marked(target))
 
 
-class _Token:
-    """An append to a shard's log, on its way. Called under the partition's lock."""
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A snapshot on its way: its first append, and the number of its last one."""
 
-    def __init__(self, coordinator: TransactionCoordinator, led: LedShard, position: int) -> None:
-        self._coordinator = coordinator
-        self._led = led
-        self._position = position
-        self.base_offset = -1
+    first: AppendOfShard[TransactionShard]
+    last: int
 
-    def acknowledge(self, base_offset: int) -> None:
-        self.base_offset = base_offset
-        self._coordinator.note(partial(self._coordinator.committed, self._led, self._position))
 
-    def refuse(self, error: SparkBrokerError) -> None:
-        self._coordinator.note(partial(self._coordinator.lost, self._led, error))
+def snapshot_batches(shard: TransactionShard) -> Iterator[list[Row]]:
+    """The whole state as it is now, in batches of a moderate size."""
+    batch: list[Row] = []
+    size_bytes = 0
+    for record in list(shard.snapshot()):
+        row = encode_record(record)
+        batch.append(row)
+        size_bytes += len(row.key) + len(row.value)
+        if size_bytes >= SNAPSHOT_BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch

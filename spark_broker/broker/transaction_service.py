@@ -12,7 +12,8 @@ from spark_broker.broker.confirmation import Confirmations
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.transaction_coordinator import MARKERS_TIMEOUT_MS, Reply, TransactionCoordinator
+from spark_broker.broker.reply import Reply
+from spark_broker.broker.transaction_coordinator import MARKERS_TIMEOUT_MS, TransactionCoordinator
 from spark_broker.broker.transaction_thread import TransactionThread
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import BrokerState

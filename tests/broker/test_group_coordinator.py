@@ -10,7 +10,7 @@ import pytest
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.partition import Partition
-from spark_broker.broker.transaction_coordinator import Answer
+from spark_broker.broker.reply import Answer
 from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import (
     CoordinatorNotAvailableError,

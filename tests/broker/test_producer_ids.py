@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.requests import _ProducerIds
-from spark_broker.broker.transaction_coordinator import Answer, Reply
 from spark_broker.errors import UnknownServerError
 from spark_broker.protocol.messages import AllocateProducerIdsResponse, InitProducerIdResponse, Message
 

@@ -14,7 +14,8 @@ from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.confirmation import append_confirmed
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.partition import Partition
-from spark_broker.broker.transaction_coordinator import Answer, Reply, TransactionCoordinator
+from spark_broker.broker.reply import Answer, Reply
+from spark_broker.broker.transaction_coordinator import TransactionCoordinator
 from spark_broker.controller.image import BrokerState
 from spark_broker.core.transaction_coordinator import CoordinatorRequest
 from spark_broker.errors import (

@@ -13,10 +13,10 @@ from spark_broker.broker import request_queue
 from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.reply import Answer
 from spark_broker.broker.request_queue import RequestKind, RequestQueue
 from spark_broker.broker.requests import BrokerRequests
 from spark_broker.broker.service import BrokerService
-from spark_broker.broker.transaction_coordinator import Answer
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.controller.describe import describe
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage

@@ -18,9 +18,9 @@ from spark_broker.broker.membership import RECONNECT_MS, Membership, MembershipS
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, request_of, settle, still_open
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
+from spark_broker.broker.reply import Reply as Answered
 from spark_broker.broker.requests import BrokerRequests
 from spark_broker.broker.spec import STOPPED
-from spark_broker.broker.transaction_coordinator import Reply as Answered
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import (
     InvariantError,

@@ -10,7 +10,8 @@ from spark_broker.broker.append import AwaitedTransaction
 from spark_broker.broker.confirmation import Confirmations
 from spark_broker.broker.marker_writer import MarkerWriter, OnWritten
 from spark_broker.broker.partition import Partition
-from spark_broker.broker.transaction_coordinator import Reply, TransactionCoordinator
+from spark_broker.broker.reply import Reply
+from spark_broker.broker.transaction_coordinator import TransactionCoordinator
 from spark_broker.broker.transaction_service import TransactionRequests
 from spark_broker.broker.transaction_thread import TICK_S
 from spark_broker.controller.image import BrokerState

@@ -191,6 +191,27 @@ class InvalidTimestampError(SparkBrokerError):
     hint = "Give a time from 1970 on, in the unit that the message names."
 
 
+class InvalidGroupIdError(SparkBrokerError):
+    """The name of a group, of a member or of an instance is empty or too long."""
+
+    code = 24
+    hint = "Use 1 to 249 characters in group_id and group.instance.id."
+
+
+class UnknownMemberIdError(SparkBrokerError):
+    """The group has no such member: its session has ended, or it has left."""
+
+    code = 25
+    hint = "Join again; the clients do so by themselves. While a group has members, only they commit."
+
+
+class InvalidSessionTimeoutError(SparkBrokerError):
+    """The session or rebalance time-out of a member is not one that the cluster allows."""
+
+    code = 26
+    hint = "Set session.timeout.ms and max.poll.interval.ms within the bounds that the message names."
+
+
 class UnsupportedVersionError(SparkBrokerError):
     """The peer speaks a protocol version that this one does not."""
 
@@ -341,6 +362,13 @@ class UnstableOffsetCommitError(SparkBrokerError):
     hint = "Clients retry by themselves. If it lasts, `spark-broker transactions list` shows which one is open."
 
 
+class NonEmptyGroupError(SparkBrokerError):
+    """The group has members."""
+
+    code = 68
+    hint = "Stop the group's consumers first (`spark-broker groups describe` shows them), or wait until they time out."
+
+
 class ThrottlingQuotaExceededError(SparkBrokerError):
     """The broker has more requests than it can serve; nothing was done for this one."""
 
@@ -354,6 +382,27 @@ class GroupIdNotFoundError(SparkBrokerError):
 
     code = 69
     hint = "Compare the group's name. A consumer commits with `group_id`, a streaming query with the option `group`."
+
+
+class GroupMaxSizeReachedError(SparkBrokerError):
+    """The group has as many members as one may have."""
+
+    code = 81
+    hint = "Use fewer consumers in the group, or raise group.max.size of the cluster."
+
+
+class FencedInstanceIdError(SparkBrokerError):
+    """Another consumer has taken the instance id over: this one is fenced."""
+
+    code = 82
+    hint = "Close this consumer. Exactly one process may use a group.instance.id at a time."
+
+
+class GroupSubscribedToTopicError(SparkBrokerError):
+    """Members of the group read the topic."""
+
+    code = 86
+    hint = "Stop the consumers that subscribe to the topic, then delete its offsets."
 
 
 class FencedLeaderEpochError(SparkBrokerError):
@@ -492,6 +541,49 @@ class OffsetMovedToTieredStorageError(SparkBrokerError):
     retriable = True
     refresh_metadata = True
     hint = "Read it from the table of delta.path; the clients do so once their metadata shows the topic's history."
+
+
+class FencedMemberEpochError(SparkBrokerError):
+    """The member's epoch is not one that the group has given it: the group goes on without what it owned."""
+
+    code = 110
+    hint = "Give up every partition and join again; the clients do so by themselves and call on_lost."
+
+
+class UnreleasedInstanceIdError(SparkBrokerError):
+    """Another member of the group has this instance id, and it has not left."""
+
+    code = 111
+    hint = "Close the other consumer, wait until its session ends, or use another group.instance.id."
+
+
+class UnsupportedAssignorError(SparkBrokerError):
+    """The group has no such assignor."""
+
+    code = 112
+    hint = "Use one of the assignors that the message names."
+
+
+class StaleMemberEpochError(SparkBrokerError):
+    """The member's epoch is older than the one in which it got the partition, or the partition is no longer its own."""
+
+    code = 113
+    retriable = True
+    hint = "Retry with the epoch of the next heartbeat; the clients do so by themselves."
+
+
+class InvalidRegularExpressionError(SparkBrokerError):
+    """The pattern of a subscription is not one that topics can be matched with."""
+
+    code = 128
+    hint = "Use characters, classes, groups, '|', '.', '*', '+', '?', '{m,n}'; no look-around, no back-references."
+
+
+class InvalidSubscriptionError(SparkBrokerError):
+    """A member subscribes to nothing, or to what no topic can be."""
+
+    code = 1040
+    hint = "Name at least one topic, or give a pattern. To read partitions of your choice, assign them without a group."
 
 
 class UnknownTopicIdError(SparkBrokerError):

@@ -17,13 +17,17 @@ ROOT = Path(__file__).parents[1]
 
 FILE_LINES_MAX = 500
 ONE_IDEA_LINES_MAX = 800
+TABLE_LINES_MAX = 1000
 FUNCTION_LINES_MAX = 60
 
+TABLES = ("spark_broker/errors.py", "spark_broker/config.py")
+"""One table each, which grows with each error or setting."""
+
 ONE_IDEA = (
-    *("spark_broker/errors.py", "spark_broker/config.py"),  # one table each, which grows with each error or setting
     *(
         "spark_broker/core/replica.py",
         "spark_broker/core/transaction_coordinator.py",
+        "spark_broker/core/groups/machine.py",
         "spark_broker/controller/controller.py",
     ),  # one state machine each
 )
@@ -152,7 +156,7 @@ def violations(paths: list[Path], check: Callable[[str], Iterator[str]]) -> list
 
 
 def test_files_are_short_enough_to_hold_one_idea() -> None:
-    bound = dict.fromkeys(ONE_IDEA, ONE_IDEA_LINES_MAX)
+    bound = dict.fromkeys(ONE_IDEA, ONE_IDEA_LINES_MAX) | dict.fromkeys(TABLES, TABLE_LINES_MAX)
     sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in package_files()}
     assert {name: size for name, size in sizes.items() if size > bound.get(name, FILE_LINES_MAX)} == {}
 

@@ -1,7 +1,7 @@
 """The benchmarks: `make bench`, or `python -m benchmarks.run --help`.
 
 One cluster has three brokers on three executors. One client is in the process that also drives Spark. Many partitions
-are measured without Spark. Nothing is asserted: the figures are printed.
+and groups are measured without Spark. Nothing is asserted: the figures are printed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from rich.console import Console
 from benchmarks.clients import ClientsFigures, clients_figures, measure_clients
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, Tormentor, busy
 from benchmarks.figures import Figure, machine, write
+from benchmarks.groups import GroupFigures, measure_groups
+from benchmarks.groups import figures as group_figures
 from benchmarks.partitions import PartitionFigures, measure_partitions
 from benchmarks.partitions import figures as partition_figures
 from spark_broker.cli.measure import (
@@ -46,7 +48,7 @@ MASTER = "local-cluster[3,2,1024]"
 BROKERS = 3
 RECORD_BYTES = 100
 WITH_SPARK = ("start", "throughput", "latency", "clients", "failover")
-NAMES = ("start", "throughput", "latency", "clients", "partitions", "failover")
+NAMES = ("start", "throughput", "latency", "clients", "partitions", "groups", "failover")
 KEEP_ALL = {"retention.ms": -1}
 
 GOALS = {
@@ -96,6 +98,7 @@ class Report(msgspec.Struct):
     faults: list[FaultFigures] = []
     busy_faults: list[FaultFigures] = []
     many: PartitionFigures | None = None
+    groups: GroupFigures | None = None
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -149,6 +152,9 @@ def measure(options: argparse.Namespace) -> Report:
     if "partitions" in wanted:
         with err.status(f"{options.many:,} partitions"):
             report.many = measure_partitions(options.many)
+    if "groups" in wanted:
+        with err.status("rebalances of groups, the core alone"):
+            report.groups = measure_groups()
     if not set(wanted).isdisjoint(WITH_SPARK):
         measure_on_spark(wanted, options, report)
     return report
@@ -340,6 +346,7 @@ def summary(report: Report, options: argparse.Namespace) -> dict[str, list[Figur
         "latency": [] if report.append is None else [_append(report.append.latency)],
         "clients": [] if report.clients is None else clients_figures(report.clients),
         "partitions": [] if report.many is None else partition_figures(report.many),
+        "groups": [] if report.groups is None else group_figures(report.groups),
         "failover": _faults(report.faults),
         "failover-busy": _faults(report.busy_faults, f", beside {options.busy} busy processes"),
     }

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.clients import ClientsFigures
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, longest_gap_within_s
 from benchmarks.figures import DOCUMENT, Figure, marks, write
+from benchmarks.groups import GroupFigures, measure_groups
 from benchmarks.run import NAMES, Report, SendFigures, arguments, summary
 from spark_broker.cli.measure import Latency, ProduceFigures
 from spark_broker.errors import InvalidDataError
@@ -95,6 +96,15 @@ def test_what_idle_clients_cost_and_what_a_new_one_waits_are_two_lines() -> None
     cost, wait = summary(Report("machine", "local", clients=clients), arguments([]))["clients"]
     assert (cost.result, cost.goal) == ("1.0, 2.5, 3.0 % of a core; 40.0 %", "under 5 % for each broker")
     assert (wait.result, wait.goal) == ("median 10.0 ms, p99 30.0, longest 45.0 over 100", "p99 under 50 ms")
+
+
+def test_rebalances_of_a_group_are_measured_to_the_end() -> None:
+    found = measure_groups(members=3, partitions=7, run_s=0.0)
+    assert (found.members, found.partitions, len(found.rebalances_per_s)) == (3, 7, 5)
+    report = Report("machine", "local", groups=GroupFigures(20, 200, [5.0, 4.0, 9.0], 74.5, 3900))
+    (figure,) = summary(report, arguments([]))["groups"]
+    assert "20 members and 200 partitions" in figure.name
+    assert figure.result.startswith("median 5 a second and core, 4 to 9 over 3; each 74 heartbeats and 3,900 bytes")
 
 
 def test_only_what_was_measured_is_reported_and_the_median_counts() -> None:

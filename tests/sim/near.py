@@ -16,6 +16,7 @@ from tests.sim import sensitivity
 from tests.sim.bugs import BUGS
 from tests.support.sensitivity import NEAR_FILE, TRIES_MAX, hunting, near
 from tests.unit.core import test_sensitivity, test_transaction_sensitivity
+from tests.unit.core.groups import test_group_sensitivity
 
 NEARBY = 300
 """So many seeds from the last known one on are tried before the search begins at seed 0."""
@@ -23,7 +24,11 @@ NEARBY = 300
 BEFORE = 1
 """A hunt begins so many seeds before its finder: that one must pass, so that not every seed counts as a find."""
 
-CORE = {bug.__name__: module for module in (test_sensitivity, test_transaction_sensitivity) for bug in module.BUGS}
+CORE = {
+    bug.__name__: module
+    for module in (test_sensitivity, test_transaction_sensitivity, test_group_sensitivity)
+    for bug in module.BUGS
+}
 
 
 def find_again(bug: str, tries: int) -> dict[str, object]:

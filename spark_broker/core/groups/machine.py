@@ -4,7 +4,8 @@ An event is decided against the state. Its records are applied before it returns
 once they are committed. When an append fails, or nobody knows what became of it, the shell drops the shard and loads
 another one from the log: what was not committed never happened, and no answer has shown it.
 
-A refused event raises a typed error, and has changed nothing.
+A refused event raises a typed error, and has changed nothing. Its answer waits like others: the error, too, rests on
+records that may not be committed yet.
 
     event                                        what it may lead to
     ----------------------------------------------------------------------------------------------------------------
@@ -144,6 +145,8 @@ class GroupShard(Machine[ShardStanding]):
     been on its way since before the load.
     """
 
+    remembered = Machine.remembered | {Heartbeat, Commit, Now}
+
     def __init__(self, settings: GroupSettings, generation: int, name: str = "a shard") -> None:
         super().__init__(f"groups of {name}")
         self.settings = settings
@@ -167,9 +170,6 @@ class GroupShard(Machine[ShardStanding]):
     def describe_state(self) -> str:
         phases = {group_id: phase.value for group_id, phase in list(self.phases().items())[:10]}
         return f"{self.check()}; generation {self.generation}; {phases}"
-
-    def _kept(self, value: object) -> object:
-        return str(value) if isinstance(value, Heartbeat | Commit | Now) else super()._kept(value)
 
     def replay(self, record: GroupRecord | OldCommit) -> None:
         """Take a committed record while the shard is being loaded, in the order of the log."""
@@ -627,11 +627,14 @@ class GroupShard(Machine[ShardStanding]):
         return Step(self.state, self.topics, self.settings, now, self._heirs)
 
     def _decide(self, name: str, step: Step, answer: A, acting: str = NO_MEMBER) -> Decision[A]:
-        """The end of every event: states have moved as the table allows, and members are woken."""
+        """The end of every event: states have moved as the table allows, invariants hold, and members are woken."""
         for group_id, before in step.phases.items():
             after = step.group(group_id).phase
             legal = after in TRANSITIONS[name].get(before, ())
             invariant(legal, "%s leads the group %s from %s to %s", name, group_id, before.value, after.value)
+        for group_id, member_id in step.moved:
+            if member_id in (group := step.group(group_id)).assignments:
+                group.check_member(member_id)
         step.wake(acting)
         self._written += len(step.records)
         return Decision(answer, tuple(step.records), tuple(step.effects))

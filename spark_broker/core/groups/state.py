@@ -142,7 +142,10 @@ class Group:
         if self.target_epoch < self.epoch:
             return GroupPhase.ASSIGNING
         settled = (MemberKind.STABLE, MemberKind.AWAY)
-        return GroupPhase.STABLE if all(self.kind(m) in settled for m in self.members) else GroupPhase.RECONCILING
+        for member_id in self.members:
+            if self.kind(member_id) not in settled:
+                return GroupPhase.RECONCILING
+        return GroupPhase.STABLE
 
     def assignment(self, member_id: str) -> Assignment:
         return self.assignments.get(member_id, NOTHING)
@@ -151,13 +154,13 @@ class Group:
         return self.targets.get(member_id, frozenset())
 
     def kind(self, member_id: str) -> MemberKind:
-        assignment = self.assignment(member_id)
-        if assignment.epoch == AWAY_EPOCH:
-            return MemberKind.AWAY
+        assignment = self.assignments.get(member_id, NOTHING)
         if assignment.revoking:
             return MemberKind.REVOKING
-        settled = assignment.epoch == self.target_epoch and len(assignment.assigned) == len(self.target(member_id))
-        return MemberKind.STABLE if settled else MemberKind.WAITING
+        if assignment.epoch != self.target_epoch:
+            return MemberKind.AWAY if assignment.epoch == AWAY_EPOCH else MemberKind.WAITING
+        has_all = len(assignment.assigned) == len(self.targets.get(member_id, ()))
+        return MemberKind.STABLE if has_all else MemberKind.WAITING
 
     def identity(self, member_id: str) -> str:
         """What a target is for. A static member keeps its identity when its process starts again under another id."""
@@ -243,19 +246,24 @@ class Group:
         invariant(self.target_epoch <= self.epoch, "the target's epoch is %d of %d", self.target_epoch, self.epoch)
         invariant(self.assignments.keys() <= self.members.keys(), "the assignment of a member that is not there")
         invariant(self.targets.keys() <= self.members.keys(), "the target of a member that is not there")
-        for member_id, assignment in self.assignments.items():
-            away = assignment.epoch == AWAY_EPOCH
-            ordered = away or assignment.previous_epoch <= assignment.epoch <= self.epoch
-            invariant(ordered, "%s: epochs %s", member_id, assignment)
-            invariant(not away or not any(assignment.held()), "%s is away and holds %s", member_id, assignment)
-            invariant(not assignment.assigned.keys() & assignment.revoking.keys(), "%s: both", member_id)
-            settled = assignment.epoch == self.target_epoch and not assignment.revoking
-            within = not settled or assignment.assigned.keys() <= self.target(member_id)
-            invariant(within, "%s has more than its target", member_id)
-            for partition, since_epoch in assignment.held():
-                owner = self.owners.get(partition)
-                invariant(owner == (member_id, since_epoch), "%s holds %s of %s", member_id, partition, owner)
-                invariant(since_epoch <= assignment.epoch, "%s has %s from the future", member_id, partition)
+        for member_id in self.assignments:
+            self.check_member(member_id)
+
+    def check_member(self, member_id: str) -> None:
+        """Raises InvariantError where an invariant of the member's assignment does not hold."""
+        assignment = self.assignments[member_id]
+        away = assignment.epoch == AWAY_EPOCH
+        ordered = away or assignment.previous_epoch <= assignment.epoch <= self.epoch
+        invariant(ordered, "%s: epochs %s", member_id, assignment)
+        invariant(not away or not any(assignment.held()), "%s is away and holds %s", member_id, assignment)
+        invariant(assignment.assigned.keys().isdisjoint(assignment.revoking), "%s: both", member_id)
+        settled = assignment.epoch == self.target_epoch and not assignment.revoking
+        within = not settled or assignment.assigned.keys() <= self.target(member_id)
+        invariant(within, "%s has more than its target", member_id)
+        for partition, since_epoch in assignment.held():
+            owner = self.owners.get(partition)
+            invariant(owner == (member_id, since_epoch), "%s holds %s of %s", member_id, partition, owner)
+            invariant(since_epoch <= assignment.epoch, "%s has %s from the future", member_id, partition)
 
 
 def _put(mapping: dict[K, V], key: K, value: V | None) -> None:

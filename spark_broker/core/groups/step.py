@@ -59,6 +59,7 @@ class Step:
         self.records: list[GroupRecord | OldCommit] = []
         self.effects: list[Effect] = []
         self.phases: dict[str, GroupPhase] = {}  # of the groups that are written to, before
+        self.moved: dict[tuple[str, str], None] = {}  # members whose assignment is written
         self.reasons: dict[str, list[str]] = {}
         self._target_epochs: dict[str, int] = {}
         self._freed: dict[str, set[Partition]] = {}
@@ -76,7 +77,10 @@ class Step:
             self._target_epochs[group_id] = group.target_epoch
         if isinstance(key, TargetKey):
             self.heirs.forget(group_id)
-        held = dict(group.assignment(key.member_id).held()) if isinstance(key, AssignmentKey) else {}
+        held: dict[Partition, int] = {}
+        if isinstance(key, AssignmentKey):
+            self.moved[group_id, key.member_id] = None
+            held = dict(group.assignment(key.member_id).held())
         record = GroupRecord(key, value)
         self.records.append(record)
         self.state.apply(record)

@@ -33,7 +33,7 @@ from tests.support.sensitivity import Hunts, near
 from tests.unit.core.groups.world import ViolationError, run_schedule
 from tests.unit.core.hunt import PutIn
 
-SCHEDULES_MAX = 400
+SCHEDULES_MAX = 800
 
 Patch = pytest.MonkeyPatch
 

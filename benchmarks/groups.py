@@ -40,7 +40,7 @@ class Rebalancing:
     """One group, whose members do all that they are told at once."""
 
     def __init__(self, members: int, partitions: int) -> None:
-        self.shard = GroupShard(GroupSettings(inline_size_max=members + partitions), GENERATION)
+        self.shard = GroupShard(GroupSettings(inline_size_max=members * partitions), GENERATION)
         self.shard.loaded(Topics([Topic("0" * 32, "topic", partitions)]), NOW)
         self.epochs: dict[str, int] = {}
         self.sequence = self.rebalances = self.heartbeats = self.record_bytes = 0

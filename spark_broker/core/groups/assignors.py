@@ -60,8 +60,8 @@ class Inputs(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """How large the target is."""
-        return len(self.members) + sum(topic.partitions for topic in self.topics)
+        """Members times partitions: so many steps does a target take at most, but for a factor."""
+        return len(self.members) * sum(topic.partitions for topic in self.topics)
 
     def hash(self) -> str:
         """Equal for equal inputs, in every process."""

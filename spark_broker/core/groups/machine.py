@@ -59,6 +59,7 @@ from spark_broker.core.groups.requests import (
     Heartbeat,
     HeartbeatAnswer,
     MemberDescription,
+    Move,
     Now,
     TargetReady,
     check_names,
@@ -226,12 +227,10 @@ class GroupShard(Machine[ShardStanding]):
         step = self._step(now)
         if heartbeat.member_epoch in (LEAVE_EPOCH, AWAY_EPOCH):
             answer = self._leave(step, heartbeat)
-        elif heartbeat.member_id in step.group(heartbeat.group_id).members:
+        elif self._is_there(heartbeat.group_id, heartbeat.member_id, heartbeat.instance_id, joins=heartbeat.joins):
             answer = self._go_on(step, heartbeat)
-        elif heartbeat.joins:
-            answer = self._join(step, heartbeat)
         else:
-            raise self._unknown(heartbeat.group_id, heartbeat.member_id, heartbeat.instance_id)
+            answer = self._join(step, heartbeat)
         return self._decide("heartbeat", step, answer, heartbeat.member_id)
 
     def _join(self, step: Step, heartbeat: Heartbeat) -> HeartbeatAnswer:
@@ -267,7 +266,7 @@ class GroupShard(Machine[ShardStanding]):
         group_id, member_id = heartbeat.group_id, heartbeat.member_id
         group, session = step.group(group_id), self._sessions.get(group_id, member_id)
         if heartbeat.sequence <= session.sequence:
-            return self._answer(step, group_id, member_id, heartbeat.sequence)
+            return self._repeat(step, group_id, member_id, heartbeat.sequence)
         self._check_member(group, heartbeat, session)
         is_current = heartbeat.generation == self.generation
         session.sequence, session.named_epoch = heartbeat.sequence, heartbeat.member_epoch
@@ -275,8 +274,6 @@ class GroupShard(Machine[ShardStanding]):
         session.named = (session.named if owned is None else owned) if is_current else None
         session.deadline_ms = step.now.clock_ms + group.members[member_id].session_timeout_ms
         self._sessions.schedule(group_id, member_id)
-        if group.kind(member_id) is MemberKind.AWAY:
-            step.write(AssignmentKey(group_id, member_id), Assignment().value())
         about = heartbeat.described
         if is_current and about is not None and about != group.members[member_id]:
             step.write(MemberKey(group_id, member_id), about)
@@ -284,6 +281,12 @@ class GroupShard(Machine[ShardStanding]):
             step.refresh(group_id)
         self._advance(step, group_id, member_id, owned if is_current else None)
         return self._answer(step, group_id, member_id, heartbeat.sequence)
+
+    def _repeat(self, step: Step, group_id: str, member_id: str, sequence: int) -> HeartbeatAnswer:
+        """The answer to a heartbeat that was received before. It says nothing that the shard does not know."""
+        if sequence == self._sessions.get(group_id, member_id).sequence:
+            self._advance(step, group_id, member_id, None)
+        return self._answer(step, group_id, member_id, sequence)
 
     def _check_member(self, group: Group, heartbeat: Heartbeat, session: Session) -> None:
         """An epoch is accepted from the one that the member named when it last advanced (KAFKA-19222, 19235)."""
@@ -299,11 +302,22 @@ class GroupShard(Machine[ShardStanding]):
         if owned is not None and not assignment.holds(owned):
             raise FencedMemberEpochError(f"the member {member_id} owns what the group did not give it")
 
-    def _unknown(self, group_id: str, member_id: str, instance_id: str) -> SparkBrokerError:
-        holder = self.state.group(group_id).instances.get(instance_id) if instance_id else None
-        if holder is not None and holder != member_id:
-            return FencedInstanceIdError(f"the instance id {instance_id!r} is of the member {holder} now")
-        return UnknownMemberIdError(f"the group {group_id!r} has no member {member_id}")
+    def _is_there(self, group_id: str, member_id: str, instance_id: str = "", *, joins: bool = False) -> bool:
+        """Whether the group has the member. Raises UnknownMemberIdError or FencedInstanceIdError unless it may join.
+
+        An id that has left does not come back: a heartbeat from before would bring it back, too.
+        """
+        group = self.state.group(group_id)
+        if member_id in group.members:
+            if group.kind(member_id) is MemberKind.AWAY:
+                raise UnknownMemberIdError(f"the member {member_id} has left; whoever comes back has another member id")
+            return True
+        holder = group.instances.get(instance_id)
+        if not joins and holder is not None:
+            raise FencedInstanceIdError(f"the instance id {instance_id!r} is of the member {holder} now")
+        if not joins:
+            raise UnknownMemberIdError(f"the group {group_id!r} has no member {member_id}")
+        return False
 
     def _leave(self, step: Step, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """Whoever has left may say so again."""
@@ -379,17 +393,13 @@ class GroupShard(Machine[ShardStanding]):
     def resume(self, group_id: str, member_id: str, sequence: int, now: Now) -> Decision[HeartbeatAnswer]:
         """Decide the heartbeat again whose answer is held back: something changed, or it was held back long enough.
 
-        It is no sign of life. Raises UnknownMemberIdError, and FencedInstanceIdError for a member that was replaced.
+        It is no sign of life. Raises UnknownMemberIdError for a member that was removed meanwhile.
         """
         step = self._step(now)
-        group = step.group(group_id)
-        if member_id not in group.members:
-            raise self._unknown(group_id, member_id, "")
-        session = self._sessions.get(group_id, member_id)
-        invariant(sequence <= session.sequence, "%s resumes what it has not asked", member_id)
-        if sequence == session.sequence:
-            self._advance(step, group_id, member_id, None)
-        return self._decide("resume", step, self._answer(step, group_id, member_id, sequence), member_id)
+        self._is_there(group_id, member_id)
+        latest = self._sessions.get(group_id, member_id).sequence
+        invariant(sequence <= latest, "%s resumes what it has not asked", member_id)
+        return self._decide("resume", step, self._repeat(step, group_id, member_id, sequence), member_id)
 
     @event
     def commit(self, commit: Commit, now: Now) -> Decision[CommitAnswer]:
@@ -417,12 +427,13 @@ class GroupShard(Machine[ShardStanding]):
         if commit.member_id == NO_MEMBER:
             if group.members:
                 raise UnknownMemberIdError(f"the group {commit.group_id!r} has members; a commit names none of them")
-        elif commit.member_id not in group.members:
-            raise self._unknown(commit.group_id, commit.member_id, commit.instance_id)
-        elif commit.member_epoch > (epoch := group.assignment(commit.member_id).epoch):
-            raise FencedMemberEpochError(
-                f"the member {commit.member_id} has the epoch {epoch}, and names {commit.member_epoch}"
-            )
+        else:
+            self._is_there(commit.group_id, commit.member_id, commit.instance_id)
+            member_epoch = group.assignment(commit.member_id).epoch
+            if commit.member_epoch > member_epoch:
+                raise FencedMemberEpochError(
+                    f"the member {commit.member_id} has the epoch {member_epoch}, and names {commit.member_epoch}"
+                )
         refusals = (
             (partition, self._refusal(group, commit, partition, offset))
             for partition, offset in sorted(commit.offsets.items())
@@ -484,8 +495,8 @@ class GroupShard(Machine[ShardStanding]):
         groups: dict[str, None] = {}
         for group_id, member_id, session in list(self._sessions.due(now.clock_ms)):
             over = session.deadline_ms <= now.clock_ms
-            what = "its session ended" if over else "did not give its partitions up in time"
-            self._remove(step, group_id, member_id, _reason(member_id, what, ""))
+            why = f"the session of {member_id} ended" if over else f"{member_id} did not give its partitions up in time"
+            self._remove(step, group_id, member_id, why)
             groups[group_id] = None
         for group_id in groups:
             step.refresh(group_id)
@@ -582,8 +593,7 @@ class GroupShard(Machine[ShardStanding]):
         """
         group = self.state.group(group_id)
         if member_id:
-            if member_id not in group.members:
-                raise self._unknown(group_id, member_id, "")
+            self._is_there(group_id, member_id)
             assignment = group.assignment(member_id)
             if not assignment.previous_epoch <= member_epoch <= assignment.epoch:
                 raise StaleMemberEpochError(
@@ -628,16 +638,20 @@ class GroupShard(Machine[ShardStanding]):
 
     def _decide(self, name: str, step: Step, answer: A, acting: str = NO_MEMBER) -> Decision[A]:
         """The end of every event: states have moved as the table allows, invariants hold, and members are woken."""
+        moves = []
         for group_id, before in step.phases.items():
-            after = step.group(group_id).phase
+            group = step.group(group_id)
+            after = group.phase
             legal = after in TRANSITIONS[name].get(before, ())
             invariant(legal, "%s leads the group %s from %s to %s", name, group_id, before.value, after.value)
+            if after is not before or group.epoch != step.epochs[group_id]:
+                moves.append(Move(group_id, before, after, group.epoch, step.reason(group_id)))
         for group_id, member_id in step.moved:
             if member_id in (group := step.group(group_id)).assignments:
                 group.check_member(member_id)
         step.wake(acting)
         self._written += len(step.records)
-        return Decision(answer, tuple(step.records), tuple(step.effects))
+        return Decision(answer, tuple(step.records), tuple(step.effects), tuple(moves))
 
 
 def _may_read(member: MemberValue, changed: frozenset[str]) -> bool:

@@ -40,7 +40,7 @@ class Now(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """`inline_size_max`: a larger target (members and partitions together) is computed off the path."""
+    """`inline_size_max`: a larger target (members times partitions) is computed off the path."""
 
     group_size_max: int = 1000
     session_timeout_min_ms: int = 1000
@@ -49,7 +49,7 @@ class GroupSettings:
     heartbeat_interval_ms: int = 5000
     converging_interval_ms: int = 100
     default_assignor: str = UNIFORM
-    inline_size_max: int = 2000
+    inline_size_max: int = 20_000
     rebalances_kept: int = 5
     offsets_retention_ms: int = 7 * 86_400_000
     expiry_interval_ms: int = 600_000
@@ -222,6 +222,21 @@ Effect = ComputeTarget | Wake
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A group is in another state or epoch than before. The shell writes it as a line of its log."""
+
+    group_id: str
+    before: GroupPhase
+    after: GroupPhase
+    epoch: int
+    reason: str
+
+    def __str__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return f"group {self.group_id}: {self.before.value} -> {self.after.value}, epoch {self.epoch}{why}"
+
+
+@dataclass(frozen=True, slots=True)
 class Decision(Generic[A_co]):
     """Append `records` as one batch (`encode_record`), and carry the effects out at once.
 
@@ -232,6 +247,7 @@ class Decision(Generic[A_co]):
     answer: A_co
     records: tuple[GroupRecord | OldCommit, ...] = ()
     effects: tuple[Effect, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,9 @@ class Step:
         self.records: list[GroupRecord | OldCommit] = []
         self.effects: list[Effect] = []
         self.phases: dict[str, GroupPhase] = {}  # of the groups that are written to, before
+        self.epochs: dict[str, int] = {}  # of the same groups, before
         self.moved: dict[tuple[str, str], None] = {}  # members whose assignment is written
-        self.reasons: dict[str, list[str]] = {}
+        self._reasons: dict[str, list[str]] = {}
         self._target_epochs: dict[str, int] = {}
         self._freed: dict[str, set[Partition]] = {}
         self._removed: dict[str, list[str]] = {}
@@ -73,7 +74,7 @@ class Step:
         group_id = key.group_id
         group = self.group(group_id)
         if group_id not in self.phases:
-            self.phases[group_id] = group.phase
+            self.phases[group_id], self.epochs[group_id] = group.phase, group.epoch
             self._target_epochs[group_id] = group.target_epoch
         if isinstance(key, TargetKey):
             self.heirs.forget(group_id)
@@ -91,7 +92,10 @@ class Step:
 
     def because(self, group_id: str, reason: str) -> None:
         """Why the group's next epoch begins, if one does."""
-        self.reasons.setdefault(group_id, []).append(reason)
+        self._reasons.setdefault(group_id, []).append(reason)
+
+    def reason(self, group_id: str) -> str:
+        return "; ".join(self._reasons.get(group_id, ()))[:REASON_MAX]
 
     def remove_member(self, group_id: str, member_id: str) -> None:
         group = self.group(group_id)
@@ -113,8 +117,8 @@ class Step:
         if inputs_hash == group.inputs_hash:
             return False
         epoch = group.epoch + 1
-        reason = "; ".join(self.reasons.get(group_id, ()))[:REASON_MAX]
-        rebalances = (*group.rebalances, Rebalance(epoch, self.now.wall_ms, reason))[-self.settings.rebalances_kept :]
+        rebalance = Rebalance(epoch, self.now.wall_ms, self.reason(group_id))
+        rebalances = (*group.rebalances, rebalance)[-self.settings.rebalances_kept :]
         self.write(GroupKey(group_id), GroupValue(epoch, inputs_hash, inputs.assignor, rebalances))
         self.aim(group_id, inputs)
         return True

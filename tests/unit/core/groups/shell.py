@@ -50,6 +50,7 @@ class Shell:
         self.clock_ms = 0
         self.log: list[Record] = list(log)
         self.woken: list[str] = []
+        self.moves: list[str] = []
         self.computing: list[ComputeTarget] = []
         self.generation = 0
         self.load()
@@ -81,6 +82,7 @@ class Shell:
         """Append the records. After each decision, the log gives the live state."""
         self.log += [stored(record) for record in decision.records]
         assert loaded(self.log) == self.shard.state.groups
+        self.moves += map(str, decision.moves)
         for effect in decision.effects:
             match effect:
                 case Wake(_, member_ids):

@@ -268,6 +268,17 @@ def believe_heartbeats_from_before_the_load(patch: Patch) -> None:
     patch.setattr(GroupShard, "_go_on", buggy)
 
 
+def wake_nobody_when_a_partition_gets_free(patch: Patch) -> None:
+    """A member whose answer is held back does not hear that it may go on."""
+    right = Step.wake
+
+    def buggy(self: Step, acting: str) -> None:
+        self._freed.clear()
+        right(self, acting)
+
+    patch.setattr(Step, "wake", buggy)
+
+
 BUGS: list[PutIn] = [
     work_out_owners_while_loading,
     release_what_somebody_else_owns,
@@ -289,6 +300,7 @@ BUGS: list[PutIn] = [
     expire_offsets_under_an_open_transaction,
     take_late_heartbeats_for_news,
     believe_heartbeats_from_before_the_load,
+    wake_nobody_when_a_partition_gets_free,
 ]
 
 

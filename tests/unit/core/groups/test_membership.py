@@ -214,7 +214,7 @@ def test_a_silent_member_is_removed_when_its_session_ends() -> None:
     assert shell.beat(first).assignment == partitions()
     with pytest.raises(UnknownMemberIdError, match="no member m2 -> Join again"):
         shell.send(second.heartbeat(0))
-    assert shell.shard.describe(GROUP).rebalances[-1].reason == "m2 its session ended"
+    assert shell.shard.describe(GROUP).rebalances[-1].reason == "the session of m2 ended"
 
 
 def test_neither_a_commit_nor_an_answer_that_is_held_back_is_a_sign_of_life() -> None:
@@ -241,7 +241,7 @@ def test_a_member_that_does_not_give_up_in_time_is_removed_though_it_is_alive() 
     assert shell.beat(second).assignment is None
     shell.pass_time(1)
     assert shell.beat(second).assignment == partitions()
-    assert "in time" in shell.shard.describe(GROUP).rebalances[-1].reason
+    assert shell.shard.describe(GROUP).rebalances[-1].reason == "m1 did not give its partitions up in time"
 
 
 def test_deadlines_begin_anew_when_the_shard_is_loaded() -> None:
@@ -283,16 +283,21 @@ def test_the_part_of_a_static_member_that_is_away_waits_until_its_session_ends()
     assert shell.beat(second).assignment == partitions()
 
 
-def test_a_static_member_comes_back_under_its_own_id_too() -> None:
+def test_a_member_id_that_has_left_does_not_come_back() -> None:
+    """A heartbeat of the process that ended would bring it back, and keep the next process out."""
     shell = Shell()
     first = shell.member("m1", instance_id="i")
+    join = first.heartbeat(0)
+    shell.send(join)
     shell.settle(first)
     shell.leave(first, for_now=True)
-    first.epoch = 1
-    with pytest.raises(FencedMemberEpochError):
-        shell.send(first.heartbeat(0))
-    first.lose()
-    assert shell.beat(first).assignment == partitions()
+    shell.load()
+    for late in (join, first.heartbeat(0)):
+        with pytest.raises(UnknownMemberIdError, match="the member m1 has left"):
+            shell.send(late)
+    second = shell.member("m2", instance_id="i")
+    shell.settle(second)
+    assert second.owned.keys() == partitions()
 
 
 def test_an_answer_is_settled_when_there_is_nothing_to_do_and_the_member_is_woken_when_there_is() -> None:
@@ -437,6 +442,24 @@ def test_the_reasons_of_the_last_few_rebalances_are_kept_over_loads() -> None:
         (4, "topics changed"),
     ]
     assert len(rebalances[1].reason) == 255
+
+
+def test_every_change_of_a_groups_state_is_a_line_that_says_why() -> None:
+    shell = Shell()
+    first, second = shell.joined("m1", "m2")
+    shell.leave(second)
+    shell.settle(first)
+    shell.pass_time(SESSION_MS)
+    shell.pass_time(shell.settings.expiry_interval_ms)
+    assert shell.moves == [
+        "group g: Dead -> Stable, epoch 1: m1 joined",
+        "group g: Stable -> Reconciling, epoch 2: m2 joined",
+        "group g: Reconciling -> Stable, epoch 2",
+        "group g: Stable -> Reconciling, epoch 3: m2 left",
+        "group g: Reconciling -> Stable, epoch 3",
+        "group g: Stable -> Empty, epoch 4: the session of m1 ended",
+        "group g: Empty -> Dead, epoch 0",
+    ]
 
 
 def test_a_member_keeps_the_instance_id_that_it_joined_with() -> None:

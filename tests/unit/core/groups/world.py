@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from spark_broker.core.groups.machine import GroupShard
+from spark_broker.core.groups.reconcile import next_assignment
 from spark_broker.core.groups.records import MemberValue, Partition
 from spark_broker.core.groups.requests import (
     Commit,
@@ -22,7 +23,7 @@ from spark_broker.core.groups.requests import (
     Now,
     Wake,
 )
-from spark_broker.core.groups.state import AWAY_EPOCH, GroupPhase, MemberKind
+from spark_broker.core.groups.state import AWAY_EPOCH, Group, GroupPhase, MemberKind
 from spark_broker.core.groups.topics import Topic, Topics
 from spark_broker.errors import (
     FencedInstanceIdError,
@@ -196,6 +197,8 @@ class World:
 
     def receive(self, heartbeat: Heartbeat) -> None:
         group_id, member_id = heartbeat.group_id, heartbeat.member_id
+        if heartbeat.sequence >= self.parked.get((group_id, member_id), 2**63):
+            del self.parked[group_id, member_id]  # Nobody waits for the answer to an older one.
         try:
             decision = self.shard.heartbeat(heartbeat, self.now)
         except SparkBrokerError as error:
@@ -379,12 +382,8 @@ class World:
         try:
             decision = self.shard.commit(commit, self.now)
         except (UnknownMemberIdError, FencedInstanceIdError):
-            expect(not in_group, "%s is of the group, and unknown", member.member_id)
-            return
-        except FencedMemberEpochError as error:
-            # Its shard's last records were lost with the answers that showed them, or it has left for now.
-            kind = self.shard.state.group(member.group_id).kind(member.member_id)
-            expect(kind is MemberKind.AWAY, "a commit of the future: %s", error)
+            away = in_group and self.shard.state.group(member.group_id).kind(member.member_id) is MemberKind.AWAY
+            expect(not in_group or away, "%s is of the group, and unknown", member.member_id)
             return
         refusal = decision.answer.refused.get(partition)
         if refusal is not None:
@@ -559,7 +558,16 @@ class World:
         for group_id, partition in self.acked:
             there = group_id in groups and partition in groups[group_id].offsets
             expect(there, "the offset of %s of %s is gone", partition, group_id)
+        for (group_id, member_id), sequence in self.parked.items():
+            self.check_held_back(self.shard.state.group(group_id), member_id, sequence)
         self.check_owners()
+
+    def check_held_back(self, group: Group, member_id: str, sequence: int) -> None:
+        """Whose answer is held back has nothing to do, or it would have been woken."""
+        expect(member_id in group.members, "%s waits, and was removed", member_id)
+        assignment = group.assignment(member_id)
+        waits_well = next_assignment(group, member_id, None, 0) is assignment
+        expect(waits_well, "%s was not woken (#%d): %s, %s", member_id, sequence, assignment, group.target(member_id))
 
     def check_owners(self) -> None:
         owners: dict[tuple[str, Partition], str] = {}

@@ -61,10 +61,13 @@ class Heartbeat:
 
     A member has a new id each time that it joins after it left. `sequence` rises with each heartbeat of a member id,
     repeated ones too, and the member takes only the answer to the heartbeat that it sent last. `generation`: of the
-    last answer that it took; after another one than before, the next heartbeat says everything.
+    last answer that it took. After an answer that did not come, or that has another generation than the one before, the
+    next heartbeat says everything. When no heartbeat that it sent within its session time-out was answered, the member
+    has lost what it owned, and joins again.
 
-    `owned`: every partition that it owns, or may begin to own without another answer. None: as it said last.
-    `about`: what it says about itself. None: as it said last. A join says both; it owns nothing.
+    `owned`: every partition that it owns, or may begin to own without another answer. None: as it said last. It says so
+    when it has given up what it was told to. `about`: what it says about itself. None: as it said last. A join says
+    what it is about, and owns nothing.
     """
 
     group_id: str

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
-from tests.unit.core.groups.world import run_schedule
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.core.groups.world import STEP_WEIGHTS, World, run_schedule
 
 SCHEDULES = 100
 
@@ -20,3 +24,12 @@ def test_random_schedules_keep_every_promise() -> None:
         loads += world.generation
         moves += sum(len({owner.member_id for _, owner in leases}) > 1 for leases in world.leases.values())
     assert min(commits, rebalances, loads, moves) > SCHEDULES, "the schedules do too little to prove anything"
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(list(STEP_WEIGHTS)), min_size=60, max_size=200))
+def test_any_order_of_events_keeps_every_promise(seed: int, events: list[Callable[[World], None]]) -> None:
+    """Hypothesis makes a story short that breaks one."""
+    world = World(seed)
+    for event in events:
+        world.step(event)
+    world.heal()

@@ -51,10 +51,10 @@ SESSION_MS = 3000
 REBALANCE_MS = 6000
 RETENTION_MS = 50_000
 STEPS = 220
-ROUNDS_MAX = 12
-"""In so many rounds of heartbeats without a loss, a group gets to its target: two until every member names what it
-owns, one in which it is told to revoke, one in which it says so, one in which others get the partitions and one to name
-them; as many again for members that find out that they were fenced, and join.
+ROUNDS_MAX = 7
+"""In so many rounds of heartbeats without a loss, a group gets to its target: one until members learn who is gone, one
+in which they name what they own, one in which they are told to revoke, one in which they say so, one in which others
+get the partitions and one to name them; and one for members that find out that they were fenced.
 """
 
 
@@ -636,8 +636,9 @@ class World:
             target = group.target(member.member_id)
             expect(member.owned.keys() == target, "%s owns %s, not %s", member.member_id, member.owned, target)
 
-    def step(self) -> None:
-        self.random.choices(list(self.weights), list(self.weights.values()))[0](self)
+    def step(self, event: Callable[[World], None] | None = None) -> None:
+        """One event, drawn unless it is given."""
+        (event or self.random.choices(list(self.weights), list(self.weights.values()))[0])(self)
         if self.random.random() < self.reloads:
             self.reload()
         if self.random.random() < 0.5:

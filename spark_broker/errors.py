@@ -202,7 +202,7 @@ class UnknownMemberIdError(SparkBrokerError):
     """The group has no such member: its session has ended, or it has left."""
 
     code = 25
-    hint = "Join again; the clients do so by themselves. While a group has members, only they commit."
+    hint = "Join again under another id; the clients do so by themselves. While a group has members, only they commit."
 
 
 class InvalidSessionTimeoutError(SparkBrokerError):

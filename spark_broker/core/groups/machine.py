@@ -220,8 +220,8 @@ class GroupShard(Machine[ShardStanding]):
         """A member joins, goes on or leaves. A heartbeat that was overtaken, or is repeated, only gets an answer.
 
         Raises UnknownMemberIdError, FencedMemberEpochError and FencedInstanceIdError: the member has lost what it
-        owned, and joins again (but for the last one). Raises UnreleasedInstanceIdError, GroupMaxSizeReachedError, and
-        what `Heartbeat.check` raises.
+        owned. After the first one it joins again under another id, after the second one under its own. Also raises
+        UnreleasedInstanceIdError, GroupMaxSizeReachedError, and what `Heartbeat.check` raises.
         """
         heartbeat.check(self.settings)
         step = self._step(now)

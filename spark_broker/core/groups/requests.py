@@ -59,11 +59,13 @@ class GroupSettings:
 class Heartbeat:
     """A member's sign of life: it joins (epoch 0), goes on, leaves (-1), or leaves and will come back (-2).
 
-    A member has a new id each time that it joins after it left. `sequence` rises with each heartbeat of a member id,
-    repeated ones too, and the member takes only the answer to the heartbeat that it sent last. `generation`: of the
-    last answer that it took. After an answer that did not come, or that has another generation than the one before, the
-    next heartbeat says everything. When no heartbeat that it sent within its session time-out was answered, the member
-    has lost what it owned, and joins again.
+    A member takes another id when it joins after it left, after UNKNOWN_MEMBER_ID and after its session ended: with the
+    old id and the epochs of a group that was deleted meanwhile, a late commit would be good again. Its session ended
+    when no heartbeat that it sent within its session time-out was answered; then it has lost what it owned.
+
+    `sequence` rises with each heartbeat of a member id, repeated ones too, and the member takes only the answer to the
+    heartbeat that it sent last. `generation`: of the last answer that it took. After an answer that did not come, or
+    that has another generation than the one before, the next heartbeat says everything.
 
     `owned`: every partition that it owns, or may begin to own without another answer. None: as it said last. It says so
     when it has given up what it was told to. `about`: what it says about itself. None: as it said last. A join says

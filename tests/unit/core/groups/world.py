@@ -241,9 +241,11 @@ class World:
 
     def take_error(self, member: Member, sequence: int, error: SparkBrokerError) -> None:
         if member.takes(sequence, self.clock_ms):
-            member.lose()
-            if isinstance(error, FencedInstanceIdError):
-                member.left = True
+            if isinstance(error, UnknownMemberIdError):
+                self.begin_anew(member)
+            else:
+                member.lose()
+                member.left = isinstance(error, FencedInstanceIdError)
 
     def alive(self) -> list[Member]:
         return [member for member in self.members if not member.left and not member.frozen]
@@ -307,7 +309,16 @@ class World:
         """Members notice by themselves that their sessions may be over."""
         for member in self.alive():
             if member.may_own and member.is_over(self.clock_ms):
-                member.lose()
+                self.begin_anew(member)
+
+    def begin_anew(self, member: Member) -> None:
+        """Under another id. The group may have been deleted meanwhile, and its epochs then begin anew, too: a commit
+        that was long on its way would be good again.
+        """
+        member.lose()
+        member.left = True
+        self.counter += 1
+        self.members.append(Member(member.group_id, f"m{self.counter:03}", member.about))
 
     def subscribe(self) -> None:
         if (member := self.pick()) is not None:
@@ -592,6 +603,7 @@ class World:
             self.deliver()
         self.parked.clear()
         self.clock_ms += SESSION_MS - 1  # Whoever is not alive is gone soon, and the others have just been heard.
+        self.end_sessions()
         for _ in range(ROUNDS_MAX):
             self.round()
         for group_id in GROUPS:
@@ -599,6 +611,8 @@ class World:
 
     def round(self) -> None:
         for member in self.alive():
+            if member.left:
+                continue  # It has learnt in this round that it was removed.
             self.carry_out_assignment(member)
             heartbeat = member.heartbeat(self.clock_ms)
             self.send(lambda heartbeat=heartbeat: self.receive(heartbeat))  # type: ignore[misc]

@@ -365,10 +365,10 @@ class ClusterConfig(Config):
     offsets_topic_replication_factor: int = setting(
         3, "Replication factor of __consumer_offsets; with fewer brokers it is their number.", at_least(1)
     )
-    offsets_topic_snapshot_records: int = setting(
-        10_000,
-        "Commits in a partition of __consumer_offsets after which its live offsets are written as one snapshot.",
-        at_least(1),
+    offsets_retention_minutes: int = setting(
+        7 * 24 * 60,
+        "Forget the offsets of a group that has had no member, and has committed nothing, for this long.",
+        between(1, INT32_MAX),
     )
     transaction_state_log_num_partitions: int = setting(
         50, "Partitions of __transaction_state, when it is first made.", between(1, 1000)

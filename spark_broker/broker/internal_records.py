@@ -9,8 +9,8 @@ import pyarrow as pa
 from spark_broker.protocol.arrays import array_of, scalar_of
 from spark_broker.protocol.arrow_message import encode_batch
 
-Row = tuple[bytes, bytes]
-"""Key and value."""
+Row = tuple[bytes, bytes | None]
+"""Key and value. None: a tombstone."""
 
 
 def encode_rows(

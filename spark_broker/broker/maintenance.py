@@ -39,7 +39,6 @@ class Maintenance(Worker):
         manager: ReplicaManager,
         config: ClusterConfig,
         on_bug: Callable[[BaseException], None],
-        write_snapshots: Callable[[], None] = lambda: None,
         give_back_memory: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__("maintenance", on_bug)
@@ -55,7 +54,6 @@ class Maintenance(Worker):
             _Chore(max(TICK_S, min(config.replica_lag_time_max_ms / 10_000, 1.0)), self._tick),
             _Chore(LOOK_MS / 1000, manager.room.look),
             _Chore(RETRY_S, manager.retry),
-            _Chore(TICK_S, write_snapshots),
             _Chore(GIVE_BACK_S, give_back_memory),
             _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
             _Chore(config.log_retention_check_interval_ms / 1000, self._retain),

@@ -15,11 +15,12 @@ import pyarrow as pa
 from spark_broker.broker.answer_budget import AnswerBudget
 from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.broker_calls import BrokerCalls
-from spark_broker.broker.coordinator import GroupCoordinator
+from spark_broker.broker.coordinator_thread import CoordinatorThread
 from spark_broker.broker.custody import LeaveRequest
 from spark_broker.broker.executor import ExecutorLog
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.file_worker import FileWorker
+from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_cleaner import LogCleanerThread
@@ -95,16 +96,16 @@ class Broker:
         self._calls = BrokerCalls(self._manager, self._controller, timeout_ms, self._on_bug)
         self._transactions = TransactionService(self._manager, settings.cluster, self._calls, self._on_bug)
         confirm = self._transactions.confirm
-        coordinator = GroupCoordinator(self._manager, settings.cluster.offsets_topic_snapshot_records, confirm)
+        self._groups = CoordinatorThread("groups", self._on_bug)
+        coordinator = GroupCoordinator(self._manager, settings.cluster, confirm, wake=self._groups.wake)
+        self._groups.coordinator = coordinator
         self._queue, passing_on = (
             RequestQueue(settings.cluster.num_io_threads, settings.cluster.queued_max_requests) for _ in range(2)
         )
         self._service = BrokerService(
             self._manager, coordinator, self._transactions, self._controller, timeout_ms, self._queue, passing_on
         )
-        self._maintenance = Maintenance(
-            self._manager, settings.cluster, self._on_bug, coordinator.write_snapshots, give_back
-        )
+        self._maintenance = Maintenance(self._manager, settings.cluster, self._on_bug, give_back)
         self._cleaner = LogCleanerThread(self._manager, settings.cluster, self._on_bug)
         events = SessionEvents(self._on_registered, self._ends.put, self._ends.put, self._on_bug)
         self._session = ControllerSession(self._controller, self._registration, self._manager, self._lease, events)
@@ -169,7 +170,8 @@ class Broker:
         """Serve until there is a reason to end."""
         self._directory.update(port=self._server.port)
         cleaner = self._cleaner
-        threads = (self._proposals, self._maintenance, cleaner, self._files, self._calls, self._transactions)
+        coordinators = (self._transactions, self._groups)
+        threads = (self._proposals, self._maintenance, cleaner, self._files, self._calls, *coordinators)
         for thread in (*threads, self._session):
             thread.start()
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)

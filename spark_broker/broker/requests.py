@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from spark_broker.broker import log_dir
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
-from spark_broker.broker.coordinator import GroupCoordinator
+from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.record_deletion import RecordDeletion
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Answer, Reply
@@ -130,7 +130,7 @@ class BrokerRequests:
             case OffsetCommitRequest() | TransactionalOffsetCommitRequest():
                 self._coordinator.commit(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply, give_way)
             case OffsetFetchRequest():
-                self._coordinator.fetch(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply)
+                self._coordinator.fetch(request, reply)
             case DescribeLogDirRequest():
                 reply(log_dir.describe(self._manager))
             case ReplicaStateRequest(topic_id, partition, leader_epoch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from spark_broker.broker.awaited_answer import AwaitedAnswer
-from spark_broker.broker.coordinator import GroupCoordinator
+from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Reply
 from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn, keep_on

@@ -9,12 +9,12 @@ from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirmations
+from spark_broker.broker.coordinator_thread import CoordinatorThread
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Reply
 from spark_broker.broker.transaction_coordinator import MARKERS_TIMEOUT_MS, TransactionCoordinator
-from spark_broker.broker.transaction_thread import TransactionThread
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import BrokerState
 from spark_broker.core.transaction_coordinator import CoordinatorRequest
@@ -73,7 +73,7 @@ class TransactionService:
         on_bug: Callable[[BaseException], None],
     ) -> None:
         markers = MarkerWriter(manager)
-        self._thread = TransactionThread(on_bug)
+        self._thread = CoordinatorThread("transactions", on_bug)
         self.coordinator = TransactionCoordinator(manager, config, calls, markers, wake=self._thread.wake)
         self._thread.coordinator = self.coordinator
         self.requests = TransactionRequests(self.coordinator, markers, config.request_timeout_ms)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_broker.config import ClusterSettings
-from spark_broker.controller import damage, fencing, lineage, offline, partition_notes, room, shutdown, unclean
+from spark_broker.controller import damage, fencing, lineage, offline, partition_notes, room, shutdown, topics, unclean
 from spark_broker.controller.absence import Absences
 from spark_broker.controller.calls import CallContext, answer, reason
 from spark_broker.controller.clocks import ClockBounds, Clocks
@@ -268,6 +268,7 @@ class Controller(Machine[ControllerStanding]):
         if event.accept_older_metadata:
             self._note("metadata that may be older than what brokers have seen is accepted", expected=False)
             self._apply(lineage.accept(self.image), "older metadata is accepted", leaderless_expected=True)
+        self._apply(topics.compact_offsets(self.image), "committed offsets are compacted")
         self._absences.all_left(self.image, now_ms)
 
     def _tick(self, now_ms: int) -> None:

@@ -31,7 +31,7 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import INTERNAL_PREFIX, NAME_MAX, TRANSACTION_STATE_TOPIC
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_PREFIX, NAME_MAX, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CreatePartitionsRequest,
@@ -154,10 +154,11 @@ def internal_topic_request(
     if image.topic(name) is not None:
         return None
     cluster = settings.cluster
-    # Retention does not delete their records: their coordinator moves the log start up to its snapshots. Their batches
-    # are small and many, and every broker keeps the newest segment's index in memory.
+    # Retention deletes none of their records. Those of groups are compacted. Those of transactions say only what has
+    # changed, so their coordinator moves the log start up to its snapshots. Batches are small and many, and every
+    # broker keeps the newest segment's index in memory.
     config = {
-        "cleanup.policy": "delete",
+        "cleanup.policy": "delete" if name == TRANSACTION_STATE_TOPIC else "compact",
         "retention.ms": "-1",
         "retention.bytes": "-1",
         "segment.index.bytes": str(INTERNAL_INDEX_BYTES),
@@ -175,6 +176,14 @@ def internal_topic_request(
     return CreateTopicRequest(
         name=name, partitions=partitions, replication_factor=wanted, schema=b"", config=config, internal=True
     )
+
+
+def compact_offsets(image: MetadataImage) -> list[MetadataRecord]:
+    """Earlier versions made `__consumer_offsets` with cleanup.policy=delete, and shortened it themselves."""
+    topic = image.topic(CONSUMER_OFFSETS_TOPIC)
+    if topic is None or topic.config.get("cleanup.policy") == "compact":
+        return []
+    return [TopicConfigRecord(topic.topic_id, {**topic.config, "cleanup.policy": "compact"})]
 
 
 def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -22,7 +23,14 @@ from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
 from spark_broker.broker.request_queue import RequestQueue
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
-from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionRegistration, TopicState
+from spark_broker.controller.image import (
+    EMPTY_IMAGE,
+    BrokerState,
+    MetadataImage,
+    PartitionRegistration,
+    Tombstones,
+    TopicState,
+)
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.arrow_message import encode_batch
@@ -225,6 +233,9 @@ class InternalTopicRig(Rig):
     """It has the topic `t`, and an internal topic of this name with one partition."""
 
     internal_topic: str
+    internal_config: ClassVar[dict[str, str]] = {}
+    deleted_id = "ef" * 16
+    """Of a topic that was deleted."""
     log_state = PartitionRegistration((0, 1), (0, 1), leader=0, leader_epoch=0, partition_epoch=0)
 
     def image(self, state: PartitionRegistration) -> MetadataImage:
@@ -232,13 +243,14 @@ class InternalTopicRig(Rig):
         topic = TopicState(
             self.internal_topic,
             INTERNAL_TOPIC_ID,
-            MappingProxyType({}),
+            MappingProxyType(self.internal_config),
             internal=True,
             schemas=(schema_to_bytes(DEFAULT_SCHEMA),),
             partitions=(self.log_state,),
         )
         return dataclasses.replace(
             image,
+            tombstones=Tombstones([self.deleted_id]),
             topics=MappingProxyType({**image.topics, INTERNAL_TOPIC_ID: topic}),
             topic_ids=MappingProxyType({**image.topic_ids, self.internal_topic: INTERNAL_TOPIC_ID}),
         )

@@ -1,22 +1,29 @@
-"""A broker's coordinator of committed offsets on a real log. It never waits: the test drives every step."""
+"""A broker's coordinator of groups on a real log. It never waits: the test drives every step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK
-from spark_broker.broker.coordinator import GroupCoordinator
+from spark_broker.broker.group_coordinator import GroupCoordinator
+from spark_broker.broker.internal_records import encode_rows
+from spark_broker.broker.log_cleaner import LogCleaner
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.reply import Answer
+from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import PartitionRegistration
+from spark_broker.core.groups.records import OldCommit, OldOffsetKey, OldOffsetValue, encode_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
+    InconsistentTopicIdError,
     InvalidRequestError,
     NotLeaderOrFollowerError,
-    RequestTimedOutError,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
@@ -28,7 +35,7 @@ from spark_broker.protocol.messages import (
     OffsetFetchResponse,
     TransactionalOffsetCommitRequest,
 )
-from tests.broker.rig import INTERNAL_TOPIC_ID, TOPIC_ID, InternalTopicRig
+from tests.broker.rig import INTERNAL_TOPIC_ID, TOPIC_ID, InternalTopicRig, Outcome
 from tests.conftest import WaitUntil
 
 
@@ -36,13 +43,21 @@ class GroupRig(InternalTopicRig):
     """Two brokers with one partition of `__consumer_offsets`. Broker 0 leads it, alone in the ISR."""
 
     internal_topic = CONSUMER_OFFSETS_TOPIC
+    internal_config: ClassVar = {"cleanup.policy": "compact", "segment.bytes": "4096", "min.cleanable.dirty.ratio": "0"}
     log_state = PartitionRegistration((0, 1), (0,), leader=0, leader_epoch=0, partition_epoch=0)
 
     def log(self, broker: int = 0) -> Partition:
         return self.brokers[broker].manager.partition(INTERNAL_TOPIC_ID, 0)
 
-    def coordinator(self, broker: int = 0, *, snapshot_records: int = 10_000) -> GroupCoordinator:
-        return GroupCoordinator(self.brokers[broker].manager, snapshot_records)
+    def coordinator(self, broker: int = 0) -> GroupCoordinator:
+        return GroupCoordinator(self.brokers[broker].manager, ClusterConfig())
+
+    def compact(self) -> None:
+        cleaner = LogCleaner(self.brokers[0].manager, ClusterConfig())
+        partition = cleaner.next_pass()
+        assert partition is self.log()
+        for _ in cleaner.steps(partition):
+            pass
 
 
 @pytest.fixture
@@ -53,18 +68,17 @@ def rig(tmp_path: Path) -> Iterator[GroupRig]:
     rig.stop()
 
 
-def commit(coordinator: GroupCoordinator, group: str, offset: int, timeout_ms: int = 30_000) -> list[Answer]:
+def commit(coordinator: GroupCoordinator, group: str, offset: int) -> list[Answer]:
     """The answer appears in the list."""
     answers: list[Answer] = []
-    request = OffsetCommitRequest(group, [CommittedOffset("t", 0, offset, 3)])
-    coordinator.commit(request, SYSTEM_CLOCK.boottime_ms() + timeout_ms, answers.append)
+    coordinator.commit(OffsetCommitRequest(group, [CommittedOffset("t", 0, offset, 3)]), 0, answers.append)
     return answers
 
 
 def fetch(coordinator: GroupCoordinator, group: str, partitions: list[tuple[str, int]] | None = None) -> list[Answer]:
     """The answer appears in the list."""
     answers: list[Answer] = []
-    coordinator.fetch(OffsetFetchRequest(group, partitions), SYSTEM_CLOCK.boottime_ms() + 30_000, answers.append)
+    coordinator.fetch(OffsetFetchRequest(group, partitions), answers.append)
     return answers
 
 
@@ -77,8 +91,18 @@ def committed(coordinator: GroupCoordinator, group: str) -> list[int]:
 def awaited(coordinator: GroupCoordinator, group: str, wait_until: WaitUntil) -> list[int]:
     """What a coordinator answers that must ask its followers."""
     answers = fetch(coordinator, group)
-    wait_until(lambda: answers != [], "the answer")
+    await_answers(coordinator, wait_until, answers)
     return offsets_of(answers[0])
+
+
+def await_answers(coordinator: GroupCoordinator, wait_until: WaitUntil, *answers: list[Answer]) -> None:
+    """Drive the coordinator until each of the lists has an answer."""
+
+    def answered() -> bool:
+        coordinator.tick()
+        return all(answers)
+
+    wait_until(answered, "the answers")
 
 
 def offsets_of(answer: Answer) -> list[int]:
@@ -94,10 +118,11 @@ def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait
     fetched = fetch(coordinator, "g")
     assert answers == fetched == []
     rig.publish(1)
-    wait_until(lambda: answers == [EmptyResponse()] and fetched != [], "the commit")
-    assert offsets_of(fetched[0]) == [1], "it could still be lost when the answer was made"
+    await_answers(coordinator, wait_until, answers, fetched)
+    assert answers == [EmptyResponse()]
+    assert offsets_of(fetched[0]) == [2], "it is committed when the answer is given"
     fetched = fetch(coordinator, "g", [("t", 0), ("t", 1)])
-    wait_until(lambda: fetched != [], "the answer")
+    await_answers(coordinator, wait_until, fetched)
     assert fetched == [OffsetFetchResponse([CommittedOffset("t", 0, 2, 3, topic_id=TOPIC_ID)])]
 
 
@@ -113,32 +138,21 @@ def test_a_coordinator_that_has_not_learned_of_its_successor_does_not_answer(
     late = fetch(coordinator, "g")
     assert late == []
     rig.publish(0)
+    coordinator.tick()
     assert [type(answer) for answer in late] == [NotLeaderOrFollowerError]
     assert awaited(successor, "g", wait_until) == [1]
 
 
-def test_barriers_are_of_no_group_and_no_snapshot_has_them(rig: GroupRig, wait_until: WaitUntil) -> None:
-    coordinator = rig.coordinator(snapshot_records=1)
+def test_barriers_are_of_no_group_and_leave_one_record(rig: GroupRig, wait_until: WaitUntil) -> None:
+    coordinator = rig.coordinator()
     commit(coordinator, "g", 1)
     rig.move_log(0, 1, isr=(0, 1), partition_epoch=1)
     for _ in range(3):
         assert awaited(coordinator, "g", wait_until) == [1]
     assert rig.log().replica.log_end_offset == 4
-    coordinator.write_snapshots()
-    wait_until(lambda: rig.log().replica.high_watermark == 5, "a snapshot of one record")
-    coordinator.write_snapshots()
-    assert rig.log().replica.log_start_offset == 4
     rig.move_log(0, 1, isr=(0,), partition_epoch=2)
     assert committed(rig.coordinator(), "g") == [1]
     assert committed(rig.coordinator(), "") == []
-
-
-def test_a_commit_that_the_followers_do_not_get_is_given_up_at_its_deadline(rig: GroupRig) -> None:
-    coordinator = rig.coordinator()
-    rig.move_log(0, isr=(0, 1), partition_epoch=1)
-    answers = commit(coordinator, "g", 2, timeout_ms=-1)
-    rig.log().tick({0: 1, 1: 1})
-    assert [type(answer) for answer in answers] == [RequestTimedOutError]
 
 
 def test_whoever_commits_hears_that_another_broker_leads_now(rig: GroupRig, wait_until: WaitUntil) -> None:
@@ -150,6 +164,7 @@ def test_whoever_commits_hears_that_another_broker_leads_now(rig: GroupRig, wait
     late = commit(coordinator, "g", 5)
     assert late == []
     rig.publish(0)
+    coordinator.tick()
     assert [type(answer) for answer in late] == [NotLeaderOrFollowerError]
     with pytest.raises(CoordinatorNotAvailableError):
         commit(coordinator, "g", 6)
@@ -182,86 +197,68 @@ def test_offsets_of_a_partition_that_does_not_exist_are_refused_in_a_transaction
     assert rig.log().replica.log_end_offset == 0
 
 
-def test_a_snapshot_shortens_the_log_and_says_the_same(rig: GroupRig) -> None:
-    coordinator = rig.coordinator(snapshot_records=10)
-    for offset in range(9):
+def test_offsets_are_of_topics_that_are_there(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    for offset, error in (
+        (CommittedOffset("nowhere", 0, 1), UnknownTopicOrPartitionError),
+        (CommittedOffset("t", 7, 1), UnknownTopicOrPartitionError),
+        (CommittedOffset("t", 0, 1, topic_id="12" * 16), UnknownTopicIdError),
+        (CommittedOffset("t", 0, 1, topic_id=rig.deleted_id), InconsistentTopicIdError),
+    ):
+        with pytest.raises(error):
+            coordinator.commit(OffsetCommitRequest("g", [offset]), 0, lambda _: None)
+    assert rig.log().replica.log_end_offset == 0
+
+
+def test_a_compacted_log_says_the_same(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    for offset in range(60):
         commit(coordinator, f"g{offset % 3}", offset)
-    coordinator.write_snapshots()
-    assert rig.log().replica.log_end_offset == 9, "it is not time yet"
-    commit(coordinator, "g0", 9)
-    coordinator.write_snapshots()
-    coordinator.write_snapshots()
-    assert rig.log().replica.log_start_offset == 10
-    assert rig.log().replica.log_end_offset == 13
-    coordinator.write_snapshots()
-    assert rig.log().replica.log_end_offset == 13, "a snapshot is no reason for another"
+    rows = sum(header.row_count for header in rig.log().log.headers(0))
+    rig.compact()
+    assert sum(header.row_count for header in rig.log().log.headers(0)) < rows
     for reader in (coordinator, rig.coordinator()):
-        assert [committed(reader, group) for group in ("g0", "g1", "g2")] == [[9], [7], [8]]
-    successor = rig.coordinator(snapshot_records=10)
-    for offset in range(10, 17):
-        commit(successor, "g1", offset)
+        assert [committed(reader, group) for group in ("g0", "g1", "g2")] == [[57], [58], [59]]
+
+
+def test_commits_by_the_names_of_topics_are_taken_once(rig: GroupRig) -> None:
+    """They are of an earlier version. Those of topics that are not there any more are none."""
+    records = [
+        OldCommit(OldOffsetKey("g", "t", 0), OldOffsetValue(5, 3, "note")),
+        OldCommit(OldOffsetKey("g", "gone", 0), OldOffsetValue(6, 3, "")),
+        OldCommit(OldOffsetKey("h", "t", 0), OldOffsetValue(7, 3, "", 1, TOPIC_ID)),
+    ]
+    rows = [encode_record(record) for record in records]
+    topic, outcome = rig.log().topic, Outcome()
+    message = encode_rows(rows, topic.schemas[-1], topic.schema_id, 0)
+    rig.log().append(Append(message, 0, -1, 0, SYSTEM_CLOCK.boottime_ms() + 30_000), outcome)
+    ends = []
     for _ in range(2):
-        successor.write_snapshots()
-    assert rig.log().replica.log_start_offset == 10, "the new coordinator knows what its predecessor has written"
+        coordinator = rig.coordinator()
+        assert fetch(coordinator, "g") == [OffsetFetchResponse([CommittedOffset("t", 0, 5, 3, "note", TOPIC_ID)])]
+        assert committed(coordinator, "h") == [7]
+        ends.append(rig.log().replica.log_end_offset)
+    assert ends[0] == ends[1] > 3
 
 
-def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written(
-    rig: GroupRig, wait_until: WaitUntil
-) -> None:
-    """It covers what was committed when it was made, and is appended after a commit that was on its way."""
-    coordinator = rig.coordinator(snapshot_records=1)
-    commit(coordinator, "g", 1)
-    rig.move_log(0, isr=(0, 1), partition_epoch=1)
-    answers = commit(coordinator, "g", 2)
-    coordinator.write_snapshots()
-    assert rig.log().replica.log_end_offset == 3
-    assert rig.log().replica.high_watermark == 1
-    rig.publish(1)
-    wait_until(lambda: answers == [EmptyResponse()] and rig.log().replica.high_watermark == 3, "the commit")
-    assert awaited(coordinator, "g", wait_until) == [2]
-    coordinator.write_snapshots()
-    assert rig.log().replica.log_start_offset == 1
-    assert awaited(rig.coordinator(), "g", wait_until) == [2]
-
-
-def test_more_groups_than_a_batch_holds_are_a_snapshot_of_several(
-    rig: GroupRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_broker.broker.offsets_shard.SNAPSHOT_BATCH_BYTES", 40)
-    coordinator = rig.coordinator(snapshot_records=20)
-    for number in range(20):
-        commit(coordinator, f"group-{number}", number)
-    for _ in range(2):
-        coordinator.write_snapshots()
-    log = rig.log()
-    assert (log.replica.log_start_offset, log.replica.log_end_offset) == (20, 40)
-    assert len(list(log.log.headers(20))) > 1
-    assert [committed(rig.coordinator(), f"group-{number}") for number in range(20)] == [[n] for n in range(20)]
-
-
-def test_a_snapshot_that_the_log_does_not_take_is_written_later(rig: GroupRig) -> None:
-    coordinator = rig.coordinator(snapshot_records=2)
-    for offset in (1, 2):
-        commit(coordinator, "g", offset)
+def test_what_was_decided_and_is_not_appended_has_not_happened(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    assert commit(coordinator, "g", 1) == [EmptyResponse()]
     lease = rig.brokers[0].lease
     lease.session_lost()
-    coordinator.write_snapshots()
+    with pytest.raises(CoordinatorNotAvailableError):
+        commit(coordinator, "g", 2)
     lease.extend(SYSTEM_CLOCK.boottime_ms(), 3_600_000)
-    assert rig.log().replica.log_end_offset == 2
-    for offset in (3, 4):
-        commit(coordinator, "g", offset)
-    for _ in range(2):
-        coordinator.write_snapshots()
-    assert rig.log().replica.log_start_offset == 4
-    assert committed(coordinator, "g") == [4]
+    assert committed(coordinator, "g") == [1]
 
 
 def test_shards_of_partitions_that_others_lead_are_forgotten(rig: GroupRig) -> None:
     """The next leadership reads the log again."""
-    coordinator = rig.coordinator(snapshot_records=1)
+    coordinator = rig.coordinator()
     commit(coordinator, "g", 1)
     rig.move_log(0, leader=1, leader_epoch=1, isr=(0, 1), partition_epoch=1)
-    coordinator.write_snapshots()
-    assert rig.log().replica.log_end_offset == 1, "this broker does not lead"
+    coordinator.tick()
+    with pytest.raises(CoordinatorNotAvailableError):
+        fetch(coordinator, "g")
     rig.move_log(0, leader=0, leader_epoch=2, isr=(0,), partition_epoch=2)
     assert committed(coordinator, "g") == [1]

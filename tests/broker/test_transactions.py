@@ -55,7 +55,6 @@ def transactions_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         "offsets.topic.num.partitions": PARTITIONS,
         "transaction.state.log.num.partitions": PARTITIONS,
         "transaction.state.log.snapshot.records": 20,
-        "offsets.topic.snapshot.records": 5,
     }
     with ProcessCluster(tmp_path_factory.mktemp("transactions"), 3, config) as cluster:
         yield cluster
@@ -212,7 +211,8 @@ def test_offsets_of_a_transaction_count_once_it_is_committed(client: RawClient) 
     who = client.end("mover", who, committed=False)
     assert offsets_of(client, "readers") == {}
     commit_offsets(client, who, "readers", 20)
-    # Plain commits to the same partition go on, and snapshots keep undecided offsets.
+    # Plain commits to the same partition of the log go on.
+    client.create("plain")
     for offset in range(12):
         request = OffsetCommitRequest("readers", [CommittedOffset("plain", 0, offset)])
         client.ask("readers", request, CONSUMER_OFFSETS_TOPIC)

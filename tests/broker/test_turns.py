@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import pytest
 
 from spark_broker.broker import request_queue
-from spark_broker.broker.coordinator import GroupCoordinator
+from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Answer
@@ -18,8 +20,9 @@ from spark_broker.broker.request_queue import RequestKind, RequestQueue
 from spark_broker.broker.requests import BrokerRequests
 from spark_broker.broker.service import BrokerService
 from spark_broker.broker.transaction_service import TransactionService
+from spark_broker.config import ClusterConfig
 from spark_broker.controller.describe import describe
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, TopicState
 from spark_broker.errors import CoordinatorNotAvailableError
 from spark_broker.protocol.messages import (
     CallRequest,
@@ -64,9 +67,13 @@ def lone(tmp_path: Path) -> LonePartition:
 
 
 def requests_of(lone: LonePartition, at_each: Callable[[], object] = lambda: None) -> BrokerRequests:
-    manager = cast("ReplicaManager", LoneManager(lone.partition, at_each))
+    return requests_over(LoneManager(lone.partition, at_each))
+
+
+def requests_over(lone: LoneManager) -> BrokerRequests:
+    manager = cast("ReplicaManager", lone)
     return BrokerRequests(
-        manager, GroupCoordinator(manager, 100), lambda *_: False, lambda _, reply: reply(EmptyResponse())
+        manager, GroupCoordinator(manager, ClusterConfig()), lambda *_: False, lambda _, reply: reply(EmptyResponse())
     )
 
 
@@ -88,7 +95,13 @@ def test_a_call_about_many_partitions_may_give_way_at_each(lone: LonePartition, 
 def test_a_commit_of_many_offsets_may_give_way_at_each(lone: LonePartition) -> None:
     ways = list[None]()
     commit = OffsetCommitRequest("g", [CommittedOffset("t", number, 0) for number in range(PIECES)])
-    requests = requests_of(lone)
+    state = PartitionRegistration((0,), (0,), leader=0, leader_epoch=0, partition_epoch=0)
+    topic = TopicState("t", KEY[0], MappingProxyType({}), partitions=(state,) * PIECES)
+    manager = LoneManager(lone.partition)
+    manager.image = replace(
+        EMPTY_IMAGE, topics=MappingProxyType({KEY[0]: topic}), topic_ids=MappingProxyType({"t": KEY[0]})
+    )
+    requests = requests_over(manager)
     # Here the coordinator has no topic: it looks for it after the work, because it may lose it meanwhile.
     with pytest.raises(CoordinatorNotAvailableError):
         requests.answer(commit, lambda _: None, lambda: ways.append(None))
@@ -118,7 +131,13 @@ def test_an_append_has_its_turn_while_a_call_about_many_partitions_goes_on(
     manager = cast("ReplicaManager", LoneManager(lone.partition, at_each))
     transactions = cast("TransactionService", _NoTransactions())
     service = BrokerService(
-        manager, GroupCoordinator(manager, 100), transactions, Connection("127.0.0.1", 1), 1000, queue, queue
+        manager,
+        GroupCoordinator(manager, ClusterConfig()),
+        transactions,
+        Connection("127.0.0.1", 1),
+        1000,
+        queue,
+        queue,
     )
     answer = service.answer(LOOK_UPS)
     append.join()

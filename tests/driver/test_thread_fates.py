@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_broker import threads
 from spark_broker.broker.broker_calls import _Caller
+from spark_broker.broker.coordinator_thread import CoordinatorThread
 from spark_broker.broker.custody import ENDED_BY_FORCE, Custody, CustodyThread
 from spark_broker.broker.fetch_session import FetcherSettings
 from spark_broker.broker.fetcher import ReplicaFetcherThread
@@ -27,7 +28,6 @@ from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.membership import Membership
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.session import ControllerSession, SessionEvents, _Heartbeats
-from spark_broker.broker.transaction_thread import TransactionThread
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.controller.controller import Controller
 from spark_broker.controller.effects import ProbePort
@@ -138,8 +138,8 @@ def of_calls(manager: ReplicaManager, ends: Ends) -> Worker:
     return worker
 
 
-def of_transactions(manager: ReplicaManager, ends: Ends) -> Worker:
-    worker = TransactionThread(ends)
+def of_a_coordinator(manager: ReplicaManager, ends: Ends) -> Worker:
+    worker = CoordinatorThread("transactions", ends)
     worker.coordinator = cast("object", manager)  # type: ignore[assignment]
     return worker
 
@@ -147,7 +147,7 @@ def of_transactions(manager: ReplicaManager, ends: Ends) -> Worker:
 BROKERS_THREADS: dict[str, tuple[Callable[[ReplicaManager, Ends], Worker], str]] = {
     "isr-proposals": (lambda _, ends: IsrProposals(Connection(*NOWHERE), 1, ends), "_take"),
     "replica-files": (of_files, "_work_off"),
-    "transactions": (of_transactions, "_news"),
+    "transactions": (of_a_coordinator, "_news"),
     "maintenance": (lambda manager, ends: Maintenance(manager, CONFIG, ends), "run_due"),
     "log-cleaner": (lambda manager, ends: LogCleanerThread(manager, CONFIG, ends), "_clean_all"),
     "fetcher": (lambda _, ends: ReplicaFetcherThread(*NOWHERE, FetcherSettings(0, 1, 1, 1, 1), ends), "_await_session"),

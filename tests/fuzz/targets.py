@@ -17,7 +17,7 @@ import pyarrow as pa
 from spark_broker.broker.topic import Topic
 from spark_broker.config import TopicConfig
 from spark_broker.controller.records import MetadataRecord, decode_records, encode_records
-from spark_broker.core.group_offsets import CommittedOffsets, OffsetKey, OffsetRecord, OffsetValue
+from spark_broker.core.groups.records import VALUE_TYPES, OldOffsetKey, OldOffsetValue, decode_record, encode_record
 from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol import wire
@@ -126,8 +126,9 @@ def _judge_records(data: bytes) -> None:
 
 
 def _offsets_bytes(rng: random.Random) -> bytes:
-    """Key and value of a record of `__consumer_offsets`, the key's length in front."""
-    key, value = sample(rng, OffsetKey), sample(rng, OffsetValue)
+    """Key and value of any record of `__consumer_offsets`, the key's length in front."""
+    kinds: list[tuple[type, type]] = [*VALUE_TYPES.items(), (OldOffsetKey, OldOffsetValue)]
+    key, value = (sample(rng, kind) for kind in rng.choice(kinds))
     parts = [hostile(rng, part) if rng.random() < 0.4 else msgspec.msgpack.encode(part) for part in (key, value)]
     if rng.random() < 0.5:
         parts = [mutate(rng, part, b"") for part in parts]
@@ -136,10 +137,8 @@ def _offsets_bytes(rng: random.Random) -> bytes:
 
 def _judge_offsets(data: bytes) -> None:
     end = 4 + int.from_bytes(data[:4], "little")
-    offsets = CommittedOffsets()
-    offsets.replay([OffsetRecord(data[4:end], data[end:])], 1)
-    of_a_group = bool(msgspec.msgpack.decode(data[4:end], type=OffsetKey).group_id)
-    _promise(len(offsets) == of_a_group, "a record of a group that was taken is there, and no other record")
+    record = decode_record(data[4:end], data[end:])
+    _promise(decode_record(*encode_record(record)) == record, "a record of a group that was taken is stored the same")
 
 
 def _schema_bytes(rng: random.Random) -> bytes:

@@ -12,7 +12,7 @@ from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.topic import Topic
 from spark_broker.config import TopicConfig
 from spark_broker.controller.records import LaunchRecord, decode_records, encode_records
-from spark_broker.core.group_offsets import CommittedOffsets, OffsetRecord
+from spark_broker.core.groups.records import decode_record
 from spark_broker.driver.port_probe import port_refuses
 from spark_broker.errors import CorruptMessageError, InvalidRequestError
 from spark_broker.protocol import wire
@@ -51,7 +51,7 @@ def test_a_text_that_is_not_utf8_is_a_typed_error() -> None:
 @pytest.mark.parametrize("key", [b"\x93" + NOT_UTF8 + b"\xa0\x00", b"\x91" * 5000])
 def test_a_key_of_committed_offsets_that_does_not_decode_is_a_typed_error(key: bytes) -> None:
     with pytest.raises(CorruptMessageError):
-        CommittedOffsets().replay([OffsetRecord(key, msgspec.msgpack.encode([0, 0, ""]))], 1)
+        decode_record(key, msgspec.msgpack.encode([0, 0, ""]))
 
 
 @pytest.mark.parametrize("moment", [2**63, 2**64 - 1, "newest", "", None, 1.5])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -282,8 +283,8 @@ def move_the_log_start_alone(patch: Patch) -> None:
     """KAFKA-9491: nothing lifts the high watermark to the log start, neither when that moves nor at the next start."""
     init = Replica.__init__
 
-    def opened(self: Replica, me: int, log: RecoveredLog, *, min_insync_replicas: int, lag_max_ms: int) -> None:
-        init(self, me, log, min_insync_replicas=min_insync_replicas, lag_max_ms=lag_max_ms)
+    def opened(self: Replica, me: int, log: RecoveredLog, **settings: Any) -> None:
+        init(self, me, log, **settings)
         self.high_watermark = min(log.high_watermark, log.log_end_offset)
 
     def advanced(self: Replica, offset: int) -> list[Effect]:

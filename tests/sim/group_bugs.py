@@ -1,27 +1,28 @@
 """Known bugs 17, 32 and 33, put back into production code: commits that say too much, and commits that are forgotten.
 
-A log that is shortened before its snapshot is committed is not here: followers learn the new log start from the same
-answer that brings them the snapshot, so a leader that has one has the other. Nor is an older leader that judges a
-position of an epoch that it does not know: in 16,000 schedules no such leader was asked. `tests/unit/core` and
-`tests/client` cover the leader that refuses and the consumer that does not ask.
+An older leader that judges a position of an epoch that it does not know is not here: in 16,000 schedules no such leader
+was asked. `tests/unit/core` and `tests/client` cover the leader that refuses and the consumer that does not ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
+import msgspec
 import pytest
 
-from spark_broker.broker import coordinator
-from spark_broker.broker.append import Append, AppendToken
-from spark_broker.broker.offsets_shard import OffsetsShard
+from spark_broker.broker import group_coordinator
+from spark_broker.broker.coordinator_runtime import Led
+from spark_broker.broker.group_coordinator import GroupCoordinator
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.reply import Reply
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
-from spark_broker.core import group_offsets
-from spark_broker.core.group_offsets import CommittedOffsets, OffsetKey, OffsetRecord, _Commit
-from spark_broker.errors import SparkBrokerError
+from spark_broker.core.groups.machine import GroupShard
+from spark_broker.core.groups.records import GroupRecord, OffsetKey, OffsetValue, OldCommit, StoredRecord, encode_record
 from spark_broker.model import NO_EPOCH, ConsumedRecord, OffsetAndMetadata, known_epoch
-from spark_broker.protocol.messages import CommittedOffset
+from spark_broker.protocol.messages import Message
 from tests.sim import bugs
 from tests.sim.kinds import has_groups, has_groups_and_unclean_elections
 
@@ -62,9 +63,9 @@ def resume_without_the_committed_epoch(patch: Patch) -> None:
     """KAFKA-20507: what was read before the committed offset is not compared with the log on resume."""
     move_to = PartitionPosition.move_to
 
-    def buggy(self: PartitionPosition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
+    def buggy(self: PartitionPosition, offset: int, leader_epoch: int | None = None, **more: Any) -> None:
         del leader_epoch
-        move_to(self, offset)
+        move_to(self, offset, **more)
 
     patch.setattr(PartitionPosition, "move_to", buggy)
 
@@ -85,95 +86,64 @@ def commit_past_a_truncation_before_its_notification(patch: Patch) -> None:
 @bug("17")
 def store_offsets_without_their_epoch(patch: Patch) -> None:
     """KAFKA-20507: a commit's leader epoch gets lost with its coordinator."""
-    record = group_offsets.offset_record
+    encode = encode_record
 
-    def buggy(group_id: str, committed: CommittedOffset) -> OffsetRecord:
-        without = CommittedOffset(committed.topic, committed.partition, committed.offset, topic_id=committed.topic_id)
-        return record(group_id, without)
+    def buggy(record: GroupRecord | OldCommit) -> StoredRecord:
+        if isinstance(record.value, OffsetValue):
+            record = record._replace(value=msgspec.structs.replace(record.value, leader_epoch=NO_EPOCH))
+        return encode(record)
 
-    patch.setattr(coordinator, "offset_record", buggy)
+    patch.setattr(group_coordinator, "encode_record", buggy)
 
 
 @bug("32")
 def begin_as_a_coordinator_that_knows_nothing(patch: Patch) -> None:
     """A new coordinator does not read what its predecessors have left in the log."""
-    catch_up = OffsetsShard._catch_up
-
-    def buggy(self: OffsetsShard) -> None:
-        if not self._read_to:
-            _, self._read_to = self.partition.reader.offsets(self.leader_epoch)
-        catch_up(self)
-
-    patch.setattr(OffsetsShard, "_catch_up", buggy)
+    patch.setattr(GroupCoordinator, "_replay", lambda self, led, frame: None)
 
 
 @bug("32", quick=False)
 def answer_before_the_log_is_known(patch: Patch) -> None:
     """A new coordinator goes by its own high watermark, which lags behind what is committed."""
 
-    def buggy(self: OffsetsShard) -> None:
-        while self._read_to < (high_watermark := self.partition.replica.high_watermark):
-            self._read_to = max(self._read_to, self.partition.replica.log_start_offset)
-            for frame in self.partition.log.read(self._read_to, 1 << 20, high_watermark):
-                self._replay(frame)
-                self._read_to = frame.header.next_offset
+    def buggy(self: GroupCoordinator, number: int, partition: Partition) -> Led[GroupShard]:
+        led = Led(number, partition, partition.leader_epoch(), self._new_shard(partition))
+        position, end = partition.replica.log_start_offset, partition.replica.high_watermark
+        while position < end and (frames := partition.log.read(position, 1 << 20, end)):
+            for frame in frames:
+                self._replay(led, frame)
+            position = frames[-1].header.next_offset
+        return led
 
-    patch.setattr(OffsetsShard, "_catch_up", buggy)
+    patch.setattr(GroupCoordinator, "_load", buggy)
 
 
 @bug("32")
 def answer_a_commit_that_the_leader_alone_has(patch: Patch) -> None:
-    """Commits are appended with acks=1."""
+    """Commits are answered when they are appended."""
 
-    def buggy(self: OffsetsShard, message: bytes, deadline_ms: int) -> Append:
-        return Append(message, self.leader_epoch, 1, self.partition.topic.schema_id, deadline_ms)
+    def buggy(self: GroupCoordinator, led: Led[GroupShard], reply: Reply, answer: Message) -> None:
+        del led
+        self.reply_later(reply, answer)
 
-    patch.setattr(OffsetsShard, "_append", buggy)
-
-
-@bug("32", quick=False)
-def shorten_the_log_without_its_snapshot(patch: Patch) -> None:
-    """The log starts where the snapshot was to be, though the log did not take it."""
-    begin = OffsetsShard._begin_snapshot
-
-    def buggy(self: OffsetsShard, every: int, deleted: Container[str]) -> None:
-        try:
-            begin(self, every, deleted)
-        except SparkBrokerError:
-            self.partition.advance_log_start(self._read_to)
-            raise
-
-    patch.setattr(OffsetsShard, "_begin_snapshot", buggy)
+    patch.setattr(GroupCoordinator, "_answer", buggy)
 
 
-@bug("32", quick=False)
-def leave_a_group_out_of_the_snapshot(patch: Patch) -> None:
-    """The snapshot has one offset less than the log that it replaces."""
-    snapshot = CommittedOffsets.snapshot
+@bug("32")
+def compact_with_the_first_commit_of_a_group(patch: Patch) -> None:
+    """What is left of a group's commits in a log that was compacted is the first, and not the last one."""
+    replay = GroupShard.replay
 
-    def buggy(self: CommittedOffsets) -> list[OffsetRecord]:
-        records = snapshot(self)
-        return records[:-1] if len(records) > 1 else records
+    def buggy(self: GroupShard, record: GroupRecord | OldCommit) -> None:
+        key = record.key
+        if isinstance(key, OffsetKey) and (key.topic_id, key.partition) in self.state.group(key.group_id).offsets:
+            return
+        replay(self, record)
 
-    patch.setattr(CommittedOffsets, "snapshot", buggy)
-
-
-@bug("32", quick=False)
-def take_back_what_was_committed_during_a_snapshot(patch: Patch) -> None:
-    """Found by reading, and mended: a snapshot counts like a commit, and comes after one that was on its way."""
-
-    def buggy(self: CommittedOffsets, commits: list[tuple[OffsetKey, _Commit]]) -> None:
-        self._offsets.update(commits)
-
-    patch.setattr(CommittedOffsets, "_take", buggy)
+    patch.setattr(GroupShard, "replay", buggy)
 
 
 @bug("33", quick=False)
 def answer_without_knowing_who_leads(patch: Patch) -> None:
     """A coordinator that does not know of its successor answers with what was committed in its own epoch."""
-
-    def buggy(self: OffsetsShard, token: AppendToken, deadline_ms: int) -> None:
-        del self, deadline_ms
-        token.acknowledge(-1)
-
-    patch.setattr(OffsetsShard, "confirm_leadership", buggy)
+    patch.setattr(Partition, "is_replaceable", lambda self: False)

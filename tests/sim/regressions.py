@@ -264,7 +264,7 @@ REGRESSIONS = [
         seed=40029335,
         events=500,
         found="a coordinator that had not learned of its successor answered with offsets that were no longer the last",
-        mended="broker/offsets_shard.py",
+        mended="broker/group_coordinator.py",
     ),
     Regression(
         seed=50018167,

@@ -49,6 +49,8 @@ def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str
                 continue
             violation = run_schedule(seed)[0].violation
             if violation is not None:
+                if f"TypeError: {name}.<locals>" in violation.message:
+                    raise AssertionError(f"{name} is not put in as the code is now: {violation.message}")
                 after = seed - first_seed + 1
                 return {
                     **row,

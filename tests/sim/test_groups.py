@@ -30,7 +30,7 @@ PATIENT = GroupDraw(
     offsets_partitions=1,
     offsets_replicas=3,
     offsets_min_isr=1,
-    snapshot_records=10_000,
+    clean_ms=0.0,
     strand_share=0.0,
 )
 """A group whose member ends when the scene says so."""

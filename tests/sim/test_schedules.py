@@ -93,7 +93,7 @@ FEATURES = {
             "positions resumed": 20,
             "members replaced": 20,
             "coordinators changed": 11,
-            "offsets logs shortened": 4,
+            "passes of compaction": 20,
         },
     ),
     "the metadata store fails": Feature(

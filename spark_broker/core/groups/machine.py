@@ -25,7 +25,7 @@ records that may not be committed yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -157,6 +157,7 @@ class GroupShard(Machine[ShardStanding]):
         self._sessions = Sessions()
         self._heirs = Heirs()
         self._old: dict[OldOffsetKey, OldCommit] = {}
+        self._old_undecided: dict[int, list[OldCommit]] = {}  # by producer id
         self._written = 0
         self._expiry_due_ms = 0
 
@@ -180,6 +181,22 @@ class GroupShard(Machine[ShardStanding]):
             self._old.pop(record.key, None)
         else:
             self._old[record.key] = record
+
+    def write_undecided(self, producer_id: int, records: Iterable[GroupRecord | OldCommit]) -> None:
+        """A batch of a producer's transaction, of the log or at its end: it counts once it is committed."""
+        for record in records:
+            if isinstance(record, GroupRecord):
+                self.state.undecided.write(producer_id, record)
+            else:
+                self._old_undecided.setdefault(producer_id, []).append(record)
+
+    def decide(self, producer_id: int, *, committed: bool) -> None:
+        """The marker that ends a producer's transaction, of the log or at its end."""
+        for record in self.state.undecided.decide(producer_id, committed=committed):
+            self.state.apply(record, decided=True)
+        for old in self._old_undecided.pop(producer_id, ()):
+            if committed:
+                self._old[old.key] = old
 
     @event
     def loaded(self, topics: Topics, now: Now) -> Decision[None]:
@@ -457,7 +474,7 @@ class GroupShard(Machine[ShardStanding]):
         return None
 
     @event
-    def topics_changed(self, topics: Topics, deleted: Collection[str], now: Now) -> Decision[None]:
+    def topics_changed(self, topics: Topics, deleted: Container[str], now: Now) -> Decision[None]:
         """Another image of the topics. An older one than the last is dropped.
 
         `deleted`: ids of topics that were deleted. An id that is only missing from the image proves nothing.

@@ -33,6 +33,7 @@ from spark_broker.core.groups.records import (
     grouped_epochs,
     partitions_of,
 )
+from spark_broker.core.groups.undecided import UndecidedOffsets
 from spark_broker.errors import invariant
 
 K = TypeVar("K")
@@ -280,10 +281,16 @@ class Groups:
 
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
+        self.undecided = UndecidedOffsets()
         self.loading = True
 
-    def apply(self, record: GroupRecord) -> None:
-        """Take a record, while loading or live. A group id may be used again after its last tombstone."""
+    def apply(self, record: GroupRecord, *, decided: bool = False) -> None:
+        """Take a record, while loading or live. A group id may be used again after its last tombstone.
+
+        `decided`: it was written earlier, by a transaction that is committed now.
+        """
+        if isinstance(record.key, OffsetKey) and not decided:
+            self.undecided.supersede(record.key)
         group_id = record.key.group_id
         group = self.groups.get(group_id)
         if group is None:

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_broker.broker.coordinator import GroupCoordinator
+from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_cleaner import LogCleaner
 from spark_broker.broker.maintenance import Maintenance
@@ -48,6 +48,7 @@ from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.compaction import STEP_MS
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.coordination import Coordination
+from spark_broker.testing.simulation.coordinator_driver import Driver
 from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.network import End, NetworkNode, Reply
 from spark_broker.testing.simulation.replication import SimFetcher, serve_follower
@@ -108,8 +109,10 @@ class BrokerProcess(NetworkNode):
         self._proposals = ProposalQueue()
         self._sending_proposals = False
         cluster = world.settings.cluster
-        groups = GroupCoordinator(self.manager, cluster.offsets_topic_snapshot_records, clock=machine.clock)
-        self._maintenance = Maintenance(self.manager, cluster, self._on_bug, groups.write_snapshots)
+        self._groups = Driver(self, "groups")
+        groups = GroupCoordinator(self.manager, cluster, wake=self._groups.wake, clock=machine.clock)
+        self._groups.coordinator = groups
+        self._maintenance = Maintenance(self.manager, cluster, self._on_bug)
         self._cleaner = LogCleaner(self.manager, cluster, machine.clock)
         self.coordination = Coordination(self, world.transactional) if world.transactional is not None else None
         answer_transactional = self.coordination.requests.answer if self.coordination is not None else _serves_none
@@ -122,10 +125,12 @@ class BrokerProcess(NetworkNode):
         self.directory.update(port=self.machine.address[1])
         self._maintenance.begin(scheduler.now_us / 1e6)
         scheduler.after(MAINTENANCE_MS * self.world.rng.random(), self, "maintenance", self._maintain)
+        if self.world.groups is not None:
+            self._groups.start()
         if self.coordination is not None:
             self.coordination.start()
-        if self.world.compactions.draw is not None:
-            self._clean_later(self.world.compactions.draw.interval_ms)
+        if self.world.cleaning_ms:
+            self._clean_later(self.world.cleaning_ms)
         self._connect()
 
     def _clean_later(self, interval_ms: float) -> None:

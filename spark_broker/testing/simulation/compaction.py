@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
 from spark_broker.core.batch import NO_PRODUCER
+from spark_broker.model import INTERNAL_PREFIX
 from spark_broker.protocol.arrow_message import row_deltas
 from spark_broker.protocol.frame import CONTROL, FIRST_OF_SEGMENT, ROW_OFFSETS, TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.segment import Segment
@@ -106,13 +107,13 @@ class Compactions:
 
     def as_committed(self, headers: Iterable[BatchHeader], committed: CommittedLog | None) -> list[BatchHeader]:
         """The batches of a log as they were before compaction. A batch that is no other than it was stays as it is."""
-        if self.draw is None or committed is None:
+        if not self._world.cleaning_ms or committed is None:
             return list(headers)
         return [batch for header in headers for batch in _originals(header, committed)]
 
     def look(self, process: BrokerProcess, partition: Partition, committed: CommittedLog | None) -> None:
         """Check a replica whose segments were compacted, or that leads now."""
-        if self.draw is None or not partition.topic.is_compacted or not process.fs.alive:
+        if not partition.topic.is_compacted or not process.fs.alive:
             return
         place, segments = (process.name, partition.key), partition.log.sealed_below(partition.replica.high_watermark)
         epoch, before = self._looked.get(place, (-1, ()))
@@ -122,8 +123,11 @@ class Compactions:
         self.check(process.name, partition, committed)
 
     def check(self, who: str, partition: Partition, committed: CommittedLog | None) -> None:
-        """What is left is what was appended, with the last record of each key, and nothing deleted comes back."""
-        if committed is None:
+        """What is left is what was appended, with the last record of each key, and nothing deleted comes back.
+
+        What is left of an internal topic is judged by what its coordinators answer.
+        """
+        if committed is None or partition.topic.name.startswith(INTERNAL_PREFIX):
             return
         replica = partition.replica
         end = min(replica.last_stable_offset, committed.end_offset)

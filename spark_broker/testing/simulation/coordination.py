@@ -13,7 +13,6 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.reply import Reply
 from spark_broker.broker.transaction_coordinator import TransactionCoordinator
 from spark_broker.broker.transaction_service import TransactionRequests
-from spark_broker.broker.transaction_thread import TICK_S
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
@@ -22,6 +21,7 @@ from spark_broker.protocol.messages import (
     WriteTransactionMarkersRequest,
 )
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
+from spark_broker.testing.simulation.coordinator_driver import Driver
 from spark_broker.testing.simulation.transaction_faults import Strike
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 PEER_TIMEOUT_MS = 1000
 """Shorter than in production: a coordinator that gives a call up sooner misses answers, and has to ask more often."""
 
-PUMP_DELAY_MS = 0.05
-
 
 class Coordination:
     """`broker.transaction_service` and `broker.broker_calls`, without their threads."""
@@ -40,35 +38,19 @@ class Coordination:
     def __init__(self, process: BrokerProcess, transactional: Transactional) -> None:
         self._process = process
         self._transactional = transactional
-        self._pump_due = False
+        self._driver = Driver(process, "transactions")
         clock, config = process.machine.clock, process.world.settings.cluster
         self.coordinator = TransactionCoordinator(
-            process.manager, config, self, _OwnMarkers(self, process), wake=self._wake, clock=clock
+            process.manager, config, self, _OwnMarkers(self, process), wake=self._driver.wake, clock=clock
         )
+        self._driver.coordinator = self.coordinator
         markers = _ServedMarkers(transactional, process)
         self.requests = TransactionRequests(self.coordinator, markers, config.request_timeout_ms, clock)
         self._confirmations = Confirmations(process.manager, self.coordinator, self._call, clock)
 
     def start(self) -> None:
         """Tick from now on."""
-        self._tick_later(TICK_S * self._process.world.rng.random())
-
-    def _tick_later(self, delay_s: float = TICK_S) -> None:
-        scheduler = self._process.world.scheduler
-        scheduler.push_quiet(scheduler.now_us + int(delay_s * 1e6), self._process, self._tick)
-
-    def _tick(self) -> None:
-        self.coordinator.tick()
-        self._tick_later()
-
-    def _wake(self) -> None:
-        if not self._pump_due:
-            self._pump_due = True
-            self._process.world.scheduler.after(PUMP_DELAY_MS, self._process, "transactions", self._pump)
-
-    def _pump(self) -> None:
-        self._pump_due = False
-        self.coordinator.pump()
+        self._driver.start()
 
     def confirm(
         self,

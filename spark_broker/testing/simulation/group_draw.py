@@ -42,7 +42,7 @@ class GroupDraw:
     offsets_partitions: int
     offsets_replicas: int
     offsets_min_isr: int
-    snapshot_records: int
+    clean_ms: float  # between two looks for something to compact; 0: nobody looks
     strand_share: float  # faults that strand a coordinator, for each other fault
 
     @staticmethod
@@ -62,7 +62,7 @@ class GroupDraw:
             offsets_partitions=rng.choice([1, 1, 2]),
             offsets_replicas=rng.choice([2, 3, 3]),
             offsets_min_isr=rng.choice([1, 2, 2]),
-            snapshot_records=rng.choice([1, 4, 12, 10_000]),
+            clean_ms=rng.choice([30.0, 120.0, 500.0, 0.0]),
             strand_share=rng.choice([0.0, 0.05, 0.2]),
         )
         return drawn._hasty() if unclean else drawn
@@ -78,7 +78,6 @@ class GroupDraw:
             swarm.settings.cluster,
             offsets_topic_num_partitions=self.offsets_partitions,
             offsets_topic_replication_factor=self.offsets_replicas,
-            offsets_topic_snapshot_records=self.snapshot_records,
         )
         # User topics name their own minimum; this default is for topics that the cluster creates by itself.
         topic = replace(

@@ -47,7 +47,6 @@ class Groups:
         self._stranded: Stranded | None = None
         self._lives: dict[str, int] = {}
         self._members: dict[str, SimGroupMember] = {}
-        self._counted = False
         for number in range(draw.groups):
             world.consumers.append(self._new_member(f"g{number}"))
 
@@ -123,15 +122,4 @@ class Groups:
 
     def missing(self) -> str:
         """What is not at rest yet; empty when everything is."""
-        missing = next((text for member in self._members.values() if (text := member.missing())), "")
-        if not missing and not self._counted:
-            self._counted = True
-            self._count_snapshots()
-        return missing
-
-    def _count_snapshots(self) -> None:
-        """Count the logs of committed offsets that were shortened."""
-        topic = self._world.invariants.image.topic(CONSUMER_OFFSETS_TOPIC)
-        for number in range(len(topic.partitions) if topic is not None else 0):
-            if topic is not None and self._world.unclean.log_start((topic.topic_id, number)):
-                self._world.trace.count("offsets logs shortened")
+        return next((text for member in self._members.values() if (text := member.missing())), "")

@@ -247,7 +247,7 @@ class Invariants:
             self._check_latest_offset(key, replica, name)
 
     def _check_opened(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
-        compacts, committed = self._world.compactions.draw is not None, self.committed.get(partition.key)
+        compacts, committed = self._world.cleaning_ms > 0, self.committed.get(partition.key)
         if compacts and committed is not None and partition.replica.log_end_offset < committed.end_offset:
             return  # it is copying a compacted log, which has places for the newest batches only
         if compacts or self._world.transactional is not None:
@@ -445,7 +445,7 @@ class Invariants:
                 f"{process.name} acknowledges the offset {base_offset}; committed is up to {committed.end_offset}",
                 committed.name,
             )
-        if self._world.compactions.draw is not None and committed.at(base_offset) is not None:
+        if self._world.cleaning_ms and committed.at(base_offset) is not None:
             if committed.values.get(base_offset) != decoded(message):
                 text = f"{process.name} acknowledges {decoded(message)} at {base_offset}"
                 raise ViolationError("a retry gets its own offset", text, committed.name)

@@ -100,6 +100,11 @@ class World:
         self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
         self.transactional = Transactional(self, drawn.transactions) if drawn.transactions is not None else None
         self.groups = Groups(self, drawn.groups) if drawn.groups is not None else None
+        self.cleaning_ms = 0.0  # from one look for something to compact to the next; 0: nobody looks
+        if self.compactions.draw is not None:
+            self.cleaning_ms = self.compactions.draw.interval_ms
+        elif drawn.groups is not None:
+            self.cleaning_ms = drawn.groups.clean_ms
         self.tiering = Tiering(self, drawn.tiering) if drawn.tiering is not None else None
         self._controllers: list[SimulatedController] = []
         self._names: Counter[str] = Counter()  # of processes
@@ -405,7 +410,7 @@ class World:
     @property
     def keeps_values(self) -> bool:
         """Whether records may be deleted, compacted, or moved into tables."""
-        removes = self.compactions.draw is not None or self.tiering is not None
+        removes = self.cleaning_ms > 0 or self.tiering is not None
         return "delete records" in self.swarm.faults or removes
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.config import TopicConfig
+from spark_broker.controller.records import TopicConfigRecord
 from spark_broker.controller.topic_config import altered_config
 from spark_broker.controller.topics import MAX_PARTITIONS
 from spark_broker.errors import (
@@ -19,6 +20,7 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
@@ -228,3 +230,14 @@ def test_producer_ids_are_given_out_once(cluster: Cluster) -> None:
     blocks = [cluster.call(request) for _ in range(3)]
     ids = [b.first_id + i for b in blocks if isinstance(b, AllocateProducerIdsResponse) for i in range(b.count)]
     assert len(ids) == len(set(ids)) == 3000
+
+
+def test_a_topic_of_committed_offsets_of_an_earlier_version_is_compacted_from_the_next_controller_on() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.call(EnsureOffsetsTopicRequest())
+    made = cluster.topic(CONSUMER_OFFSETS_TOPIC)
+    assert made.config["cleanup.policy"] == "compact"
+    earlier = TopicConfigRecord(made.topic_id, {**made.config, "cleanup.policy": "delete"})
+    later = Cluster(cluster.image.apply([earlier])).topic(CONSUMER_OFFSETS_TOPIC)
+    assert dict(later.config) == dict(made.config)

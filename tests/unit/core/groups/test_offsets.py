@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from spark_broker.core import group_offsets
-from spark_broker.core.groups.records import decode_record
+from spark_broker.core.groups.records import OldCommit, OldOffsetKey, OldOffsetValue, decode_record, encode_record
 from spark_broker.core.groups.requests import Commit, CommitOffset, GroupSettings
 from spark_broker.core.groups.state import GroupPhase
 from spark_broker.errors import (
@@ -23,7 +22,6 @@ from spark_broker.errors import (
     UnknownTopicIdError,
     UnstableOffsetCommitError,
 )
-from spark_broker.protocol.messages import CommittedOffset
 from tests.unit.core.groups.member import Member
 from tests.unit.core.groups.shard_log import Record
 from tests.unit.core.groups.shell import CLICKS, GROUP, ORDERS, RETENTION_MS, SESSION_MS, Shell, partitions, topic
@@ -224,7 +222,9 @@ def test_offsets_of_a_topic_are_deleted_unless_members_read_it() -> None:
 
 
 def old_commit(name: str, offset: int, topic_id: str = "") -> Record:
-    return decode_record(*group_offsets.offset_record(GROUP, CommittedOffset(name, 0, offset, topic_id=topic_id)))
+    """Through its bytes."""
+    commit = OldCommit(OldOffsetKey(GROUP, name, 0), OldOffsetValue(offset, -1, "", topic_id=topic_id))
+    return decode_record(*encode_record(commit))
 
 
 def test_old_commits_are_taken_once_for_the_topic_that_has_the_name() -> None:

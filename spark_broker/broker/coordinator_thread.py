@@ -1,25 +1,26 @@
-"""The thread that drives a broker's transaction coordinator."""
+"""The thread that drives a coordinator of this broker."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-from spark_broker.broker.transaction_coordinator import TransactionCoordinator
+from spark_broker.broker.coordinator_runtime import CoordinatorRuntime
 from spark_broker.threads import Worker
 
 TICK_S = 0.1
 
 
-class TransactionThread(Worker):
+class CoordinatorThread(Worker):
     """Pumps when it is woken, and ticks from time to time, until `stop`."""
 
-    def __init__(self, on_bug: Callable[[BaseException], None]) -> None:
-        super().__init__("transactions", on_bug)
+    def __init__(self, name: str, on_bug: Callable[[BaseException], None]) -> None:
+        super().__init__(name, on_bug)
         self._news = threading.Event()
         self._stopped = False
-        self.coordinator: TransactionCoordinator | None = None
+        self.coordinator: CoordinatorRuntime[Any] | None = None
 
     def wake(self) -> None:
         """There is something to `pump`. Called from any thread."""

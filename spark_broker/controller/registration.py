@@ -204,6 +204,7 @@ def _end_previous_incarnation(
 def older_copy(broker_id: int, launch: int) -> str:
     """The line for the log."""
     return (
-        f"the log directory of broker {broker_id} of launch {launch} is an older copy: it does not know the process "
-        "that registered with it last. Its replicas leave every ISR and are brought up to date by their leaders"
+        f"the log directory of broker {broker_id} of launch {launch} is an older copy, or has lost files: it does not "
+        "know the process that registered with it last, or what it had committed. Its replicas leave every ISR and are "
+        "brought up to date by their leaders"
     )

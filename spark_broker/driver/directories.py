@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import InvalidConfigError, LogDirectoryNotUsableError
+from spark_broker.errors import DamagedLogError, InvalidConfigError, LogDirectoryNotUsableError
 from spark_broker.storage.directory import SLOT_PREFIX
 from spark_broker.storage.directory_meta import read_meta
 from spark_broker.storage.filesystem import current_user
@@ -55,13 +55,22 @@ def lasting_metadata_dir(config: ClusterConfig) -> str | None:
 def cluster_ids_in(log_dirs: str) -> list[str]:
     """The clusters whose log directories lie there, as far as this machine sees them.
 
-    Raises DamagedLogError, LogDirectoryNotUsableError.
+    Damaged ones are left out: brokers pass them over. Raises LogDirectoryNotUsableError.
     """
-    try:
-        metas = [read_meta(path) for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*")]
-    except PermissionError as error:
-        raise LogDirectoryNotUsableError(f"log.dirs {log_dirs}: {error} for {current_user()}") from error
-    return sorted({meta.cluster_id for meta in metas if meta is not None})
+    ids = set()
+    for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*"):
+        try:
+            meta = read_meta(path)
+        except PermissionError as error:
+            raise LogDirectoryNotUsableError(f"log.dirs {log_dirs}: {error} for {current_user()}") from error
+        except NotADirectoryError:
+            continue  # A file with the name of a directory.
+        except DamagedLogError as error:
+            logger.error("%s: %s", path, error.message)
+            continue
+        if meta is not None:
+            ids.add(meta.cluster_id)
+    return sorted(ids)
 
 
 def _metadata_dir(given: str, log_dirs: str) -> str:

@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,7 @@ import fsspec
 from spark_broker.driver.store_reserve import RESERVE_PREFIX, TEMPORARY_PREFIX, Reserve, new_path, remove
 from spark_broker.errors import MetadataStoreError
 from spark_broker.storage.files import is_full
+from spark_broker.storage.filesystem import LOCAL
 
 PROBE_PREFIX = ".probe-"
 LEFT_OVER_AGE_S = 3600.0
@@ -174,8 +176,7 @@ class LocalStore:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with open(os.path.join(self._path, name), "rb") as file:
-                return file.read()
+            return LOCAL.read_bytes(Path(self._path, name))
         except FileNotFoundError:
             os.stat(self._path)  # raises where the directory is gone: the file may exist all the same
             return None

@@ -28,11 +28,13 @@ def write_checkpoint(path: Path, value: object, *, fs: FileSystem = LOCAL) -> No
 
 
 def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
-    """The value; None when there is no such file. Raises DamagedLogError when its CRC is wrong."""
+    """The value; None when there is no such file. Raises DamagedLogError when its CRC is wrong, or it is no file."""
     try:
         data = fs.read_bytes(path)
     except FileNotFoundError:
         return None
+    except IsADirectoryError as error:
+        raise DamagedLogError(f"{path.name} is a directory") from error
     crc, _, text = data.removesuffix(b"\n").partition(b"\n")
     if crc != b"%08x" % crc32c(text):
         raise DamagedLogError(f"{path.name} fails its CRC")

@@ -26,8 +26,10 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageRefusedError,
 )
-from spark_broker.protocol.messages import ANY_INCARNATION, UNRECORDED, MetadataSeen
+from spark_broker.protocol.messages import ANY_INCARNATION, NO_INCARNATION, UNRECORDED, MetadataSeen
 from spark_broker.storage.checkpoints import (
+    HIGH_WATERMARKS_FILE,
+    read_checkpoint,
     read_checkpoint_as,
     read_high_watermarks,
     write_checkpoint,
@@ -107,13 +109,12 @@ class LogDirectory:
 
         A superseded holder is killed first. If its pid is not visible, this waits up to `wait_ms` for its end. Raises
         InconsistentClusterIdError when any of the directories belongs to another cluster (nothing is changed then),
-        LogDirectoryNotUsableError, LogDirectoryLockedError and KafkaStorageError.
+        LogDirectoryNotUsableError, LogDirectoryLockedError and KafkaStorageError. A directory that does not say whose
+        it is, or that is a copy of another one, is passed over and stays as it is: it concerns no other broker.
         """
         with _storage_errors(base_directory), _usable(base_directory):
             make_directories(fs, base_directory)
-            slots = sorted(_slots(fs, base_directory), key=_slot_number)
-            for path in slots:
-                check_cluster(fs, path, cluster_id)
+            slots = _recognized(fs, sorted(_slots(fs, base_directory), key=_slot_number), cluster_id)
             for path in slots:
                 claimed = _try_claim(fs, path, cluster_id, launch)
                 if claimed is not None:
@@ -144,7 +145,8 @@ class LogDirectory:
         """Save that this process is about to register. Returns the incarnation to register with, and earlier ones.
 
         The controller compares them with the incarnation that it knows. A directory that was replaced by an older copy
-        of itself does not know that one.
+        of itself does not know that one. One that has lost its high watermarks counts as such a copy: it is not known
+        what its logs had committed, so it is not known either whether they have lost some of it.
         """
         earlier = self._meta.incarnations or (() if self.is_new else (ANY_INCARNATION,))
         known = earlier if len(earlier) < INCARNATIONS_MAX else (ANY_INCARNATION,)
@@ -152,8 +154,24 @@ class LogDirectory:
             self._write_meta(replace(self._meta, incarnations=(*known, incarnation)))
         except StorageRefusedError as error:
             logger.warning("this process is not recorded: %s", error)
-            return UNRECORDED + incarnation, list(earlier)
+            incarnation = UNRECORDED + incarnation
+        if self._has_lost_high_watermarks():
+            logger.error(
+                "%s has lost its %s: it is not known what its logs have committed. They do not lead before they were "
+                "compared with the other replicas",
+                self.path,
+                HIGH_WATERMARKS_FILE,
+            )
+            return incarnation, [NO_INCARNATION]
         return incarnation, list(earlier)
+
+    def _has_lost_high_watermarks(self) -> bool:
+        """SEEN_FILE is written after them, so they were there if it is there."""
+        try:
+            marks = read_checkpoint(self.path / HIGH_WATERMARKS_FILE, fs=self.fs)
+        except DamagedLogError:
+            return True
+        return marks is None and self.fs.exists(self.path / SEEN_FILE)
 
     def registered(self, broker_id: int, incarnation: str) -> None:
         """The controller knows this process by now: earlier ones are of no interest any more."""
@@ -417,6 +435,36 @@ def _slots(fs: FileSystem, base_directory: Path) -> Iterator[Path]:
             yield base_directory / name
 
 
+def _recognized(fs: FileSystem, slots: Iterable[Path], cluster_id: str) -> list[Path]:
+    """Those that say whose they are, or are new, without copies of one before. Raises InconsistentClusterIdError."""
+    recognized: list[Path] = []
+    owners: dict[str, Path] = {}  # by directory id
+    for path in slots:
+        try:
+            meta = check_cluster(fs, path, cluster_id)
+            if meta is None:
+                _check_new(fs, path)
+        except DamagedLogError as error:
+            logger.error(
+                "%s is passed over, and its replicas are not served: %s. Put the file back from a copy of this "
+                "directory, and start its broker again",
+                path,
+                error.message,
+            )
+            continue
+        if meta is not None and (owner := owners.setdefault(meta.directory_id, path)) != path:
+            logger.error("%s is passed over: it is a copy of %s. Move one of them out of log.dirs", path, owner)
+            continue
+        recognized.append(path)
+    return recognized
+
+
+def _check_new(fs: FileSystem, path: Path) -> None:
+    """A directory without META_FILE must not have replicas. Else raises DamagedLogError."""
+    if any(fs.exists(entry / PARTITION_FILE) for entry in _entries(fs, path)):
+        raise DamagedLogError(f"{path} holds partitions and has lost its {META_FILE}")
+
+
 def _slot_number(path: Path) -> int:
     return int(path.name.removeprefix(SLOT_PREFIX))
 
@@ -449,8 +497,7 @@ def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> L
         meta = check_cluster(fs, path, cluster_id)
         _remove_leftovers(fs, path)
         if meta is None:
-            if any(fs.exists(entry / PARTITION_FILE) for entry in _entries(fs, path)):
-                raise DamagedLogError(f"{path} holds partitions and has lost its {META_FILE}")
+            _check_new(fs, path)
             meta = DirectoryMeta(cluster_id, fs.unique_id(), fs.boot_id())
             write_checkpoint(path / META_FILE, asdict(meta), fs=fs)
             _sync_names(fs, path)

@@ -30,6 +30,8 @@ PRIVATE_UMASK = 0o077
 """What is in a log or in the metadata is the user's own, whatever umask the process was started with."""
 
 _POLL_S = 0.02
+_NEVER_WAITING = os.O_CLOEXEC | os.O_NONBLOCK
+"""Who opens a FIFO in the place of a file would wait for its other end, for ever. Files are opened as always."""
 _START_TIME_FIELD = 19  # Of /proc/<pid>/stat after the command's closing parenthesis: starttime, in clock ticks.
 
 
@@ -202,10 +204,10 @@ class LocalFileSystem:
         _fsync(fd)
 
     def open(self, path: Path, flags: int) -> int:
-        return DESCRIPTORS.spared(lambda: os.open(path, flags | os.O_CLOEXEC, 0o644))
+        return DESCRIPTORS.spared(lambda: os.open(path, flags | _NEVER_WAITING, 0o644))
 
     def open_beneath(self, directory: Path, relative: Path, flags: int) -> int:
-        return DESCRIPTORS.spared(lambda: _open_beneath(directory, relative, flags | os.O_CLOEXEC))
+        return DESCRIPTORS.spared(lambda: _open_beneath(directory, relative, flags | _NEVER_WAITING))
 
     def pread_into(self, fd: int, target: memoryview, position: int) -> int:
         return os.preadv(fd, [target], position)
@@ -214,7 +216,8 @@ class LocalFileSystem:
         return os.fstat(fd).st_size
 
     def read_bytes(self, path: Path) -> bytes:
-        return DESCRIPTORS.spared(path.read_bytes)
+        with open(path, "rb", buffering=0, opener=lambda _, flags: self.open(path, flags)) as file:
+            return file.read() or b""
 
     def size_of(self, path: Path) -> int:
         try:

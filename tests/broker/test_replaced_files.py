@@ -69,6 +69,16 @@ def cut_index(path: Path) -> None:
     os.truncate(index, 0)
 
 
+def delete_segments_and_marks(path: Path) -> None:
+    delete_segments(path)
+    (path / "high-watermarks.json").unlink()
+
+
+def delete_segments_and_damage_marks(path: Path) -> None:
+    delete_segments(path)
+    (path / "high-watermarks.json").write_bytes(b"")
+
+
 def slot_of_leader(brokers: ProcessCluster, admin: Admin) -> tuple[int, int]:
     """The leader's id and slot."""
     leader = admin.describe_topic("t").partitions[0].leader
@@ -128,6 +138,34 @@ def test_the_last_member_of_the_isr_comes_back_without_its_records(
             admin.elect_leaders([T0], unclean=True)
     assert read_all(brokers) == RECORDS
     assert list(directory(brokers, last).glob("t-0.*.damaged")), "it is kept aside"
+    append(brokers)
+    assert read_all(brokers) == 2 * RECORDS
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [delete_segments_and_marks, pytest.param(delete_segments_and_damage_marks, marks=pytest.mark.full)],
+)
+def test_what_was_committed_is_not_known_either(
+    brokers: ProcessCluster, lose: Callable[[Path], None], wait_until: WaitUntil
+) -> None:
+    """Story: two of three directories lost segments together with their high watermarks. One of them was elected."""
+    create(brokers, 2)
+    append(brokers)
+    with Admin(brokers.bootstrap_servers) as admin:
+        for slot in range(3):
+            wait_until(partial(has_saved, directory(brokers, slot), RECORDS), "the checkpoint")
+        _, whole = slot_of_leader(brokers, admin)
+    for slot in range(3):
+        kill(brokers, slot)
+    wait_until(lambda: brokers.live_count() == 0, "all brokers to be fenced")
+    others = [slot for slot in range(3) if slot != whole]
+    for slot in others:
+        lose(directory(brokers, slot))
+    for slot in (*others, whole):
+        brokers.launch(slot)
+    brokers.await_live(3)
+    assert read_all(brokers) == RECORDS
     append(brokers)
     assert read_all(brokers) == 2 * RECORDS
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -180,14 +181,43 @@ def test_a_clean_stop_is_clean_once_and_also_after_a_reboot(tmp_path: Path) -> N
     assert claim(tmp_path).start_kind is StartKind.PROCESS_CRASH
 
 
-def test_a_directory_with_partitions_and_no_identity_is_damage(tmp_path: Path) -> None:
-    directory = claim(tmp_path)
-    directory.partition_directory("t", "id", 0)
-    directory.release()
-    (directory.path / "meta.json").unlink()
-    with pytest.raises(DamagedLogError):
-        claim(tmp_path)
-    assert read_meta(directory.path) is None
+def emptied(meta: Path) -> None:
+    meta.write_bytes(b"")
+
+
+def made_a_directory(meta: Path) -> None:
+    meta.unlink()
+    meta.mkdir()
+
+
+def made_a_fifo(meta: Path) -> None:
+    meta.unlink()
+    os.mkfifo(meta)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, emptied, made_a_directory, made_a_fifo])
+def test_a_directory_that_does_not_say_whose_it_is_is_passed_over_and_stays(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Story: the brokers of a machine share `log.dirs`. One damaged file in it ended all of them, at each start."""
+    first = claim(tmp_path)
+    second = claim(tmp_path)
+    for directory in (first, second):
+        directory.partition_directory("t", "id", 0)
+        directory.release()
+    damage(first.path / "meta.json")
+    assert claim(tmp_path).path == second.path
+    assert claim(tmp_path).path.name == "broker-2"
+    assert f"{first.path} is passed over, and its replicas are not served" in caplog.text
+    assert (first.path / "t-0" / "partition.json").exists()
+
+
+def test_a_copy_of_another_directory_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Story: two processes of one broker ended each other by turns."""
+    first = claim(tmp_path)
+    copy = shutil.copytree(first.path, tmp_path / "broker-1")
+    assert claim(tmp_path).path.name == "broker-2"
+    assert f"{copy} is passed over: it is a copy of {first.path}" in caplog.text
 
 
 def test_partitions_are_listed_deleted_and_quarantined(tmp_path: Path) -> None:

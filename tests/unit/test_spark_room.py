@@ -182,5 +182,9 @@ def test_clusters_are_found_by_their_log_directories(tmp_path: Path) -> None:
         meta = {"cluster_id": cluster_id, "directory_id": f"d{number}", "boot_id": "x"}
         write_checkpoint(tmp_path / f"broker-{number}" / "meta.json", meta)
     (tmp_path / "broker-9").mkdir()
+    (tmp_path / "broker-10").touch()
+    (tmp_path / "broker-11" / "meta.json").mkdir(parents=True)
+    (tmp_path / "broker-12").mkdir()
+    (tmp_path / "broker-12" / "meta.json").write_bytes(b"")
 
     assert cluster_ids_in(str(tmp_path)) == ["a", "b"]

@@ -60,6 +60,7 @@ from spark_broker.protocol.messages.common import (
 )
 from spark_broker.protocol.messages.control import (
     ANY_INCARNATION,
+    NO_INCARNATION,
     UNRECORDED,
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
@@ -182,6 +183,7 @@ StreamMessage = (
 __all__ = [
     "AnnounceTieringRequest",
     "ANY_INCARNATION",
+    "NO_INCARNATION",
     "UNRECORDED",
     "ACKS_ALL",
     "AbortTransactionRequest",

@@ -27,6 +27,9 @@ from spark_broker.protocol.messages.common import (
 ANY_INCARNATION = "*"
 """Stands for incarnations of which a log directory has no list."""
 
+NO_INCARNATION = "-"
+"""In place of earlier incarnations: the directory has lost files, and counts as an older copy of itself."""
+
 UNRECORDED = "unrecorded-"
 """Begins an incarnation that could not be saved in its log directory."""
 
@@ -50,8 +53,9 @@ class RegisterBrokerRequest(Message, frozen=True):
 
     start_kind: "clean", "process_crash" or "machine_crash". `incarnation`: UUID of this process. `earlier`: those
     incarnations of which the log directory knows that they may have registered; empty, or with `ANY_INCARNATION`: it
-    does not know them all. `directory`: the path of the broker's log directory on its machine; empty: it does not say.
-    `seen`: the newest metadata that this directory is known to have had; None: it knows none.
+    does not know them all; `NO_INCARNATION`: it has lost files. `directory`: the path of the broker's log directory on
+    its machine; empty: it does not say. `seen`: the newest metadata that this directory is known to have had; None: it
+    knows none.
     """
 
     version: Int64

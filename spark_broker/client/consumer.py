@@ -104,7 +104,7 @@ class Consumer(OfOneProcess):
             _warn_that_members_read_everything()
         self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
-        self._changed = self._threads.changed
+        self._lock = self._threads.lock
         self._close_lock = threading.Lock()
         self._auto_committed_s = time.monotonic()
         self._told: dict[TopicPartition, str] = {}  # of which partitions that stand still the log has told, and why
@@ -120,7 +120,7 @@ class Consumer(OfOneProcess):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read now."""
-        with self._changed:
+        with self._lock:
             return sorted(self._machine.partitions)
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
@@ -156,7 +156,7 @@ class Consumer(OfOneProcess):
 
         A `seek` lets a partition go on.
         """
-        with self._changed:
+        with self._lock:
             return self._machine.errors()
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -190,13 +190,13 @@ class Consumer(OfOneProcess):
             self._machine.handed = ()
             return batches
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._machine.take_back()
             raise
 
     def _polled(self, deadline: Deadline) -> list[ConsumedBatch]:
         self._check_open()
-        with self._changed:
+        with self._lock:
             while True:
                 batches, moved = self._poll_now()
                 if moved:
@@ -239,10 +239,10 @@ class Consumer(OfOneProcess):
             self._commit_when_due()
             last = record
             try:
-                with self._changed:
+                with self._lock:
                     record = self._next_record()
             except BaseException:
-                with self._changed:
+                with self._lock:
                     self._machine.take_record_back(last)
                 raise
             if record is not None:
@@ -371,11 +371,11 @@ class Consumer(OfOneProcess):
             self._machine.subscribe(topics)
             self._threads.advance()
 
-    def _open(self) -> threading.Condition:
+    def _open(self) -> threading.RLock:
         """The machine's lock, of a consumer that is open. Raises ClosedError and ReentrantCallError."""
         self._check_open()
         self._refuse_reentry()
-        return self._changed
+        return self._lock
 
     def _check_open(self) -> None:
         if fork.inherited:
@@ -450,7 +450,7 @@ class Consumer(OfOneProcess):
     def _commit_last(self, deadline: Deadline) -> None:
         """Commit what has changed, at close. A cluster that is gone already must not keep the caller from closing."""
         try:
-            with self._changed:
+            with self._lock:
                 self._await_commit(self._machine.uncommitted_positions(), deadline)
         except _NOBODY_TO_COMMIT_TO as error:
             _log.warning("the last positions could not be committed: %s", error)
@@ -471,7 +471,7 @@ class Consumer(OfOneProcess):
         """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""
         if self._commit_due_in_s() == 0:
             self._auto_committed_s = time.monotonic()
-            with self._changed:
+            with self._lock:
                 self._commit_later()
 
     def _commit_due_in_s(self) -> float | None:

@@ -54,7 +54,9 @@ class ConsumerThreads:
         self, machine: ConsumerMachine, metadata: ClusterMetadata, config: ConsumerConfig, group: GroupOffsets | None
     ) -> None:
         self.machine = machine
-        self.changed = threading.Condition(threading.RLock())
+        # Callers take `lock`, and not `changed`: a signal handler could raise within the condition's own code.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._metadata = metadata
         self._config = config
         self._group = group
@@ -92,7 +94,7 @@ class ConsumerThreads:
 
     def close(self) -> None:
         """End all threads. Those that wait for a broker end when the metadata is closed."""
-        with self.changed:
+        with self.lock:
             fetchers = list(self._fetchers.values())
             self.machine.close()
             self.advance()
@@ -104,7 +106,7 @@ class ConsumerThreads:
 
     def died(self, error: BaseException) -> None:
         """A thread has ended by an error of our own: from now on, poll raises it."""
-        with self.changed:
+        with self.lock:
             self.machine.failure = client_ended(error)
             self.changed.notify_all()
 
@@ -137,7 +139,7 @@ class ConsumerThreads:
 
     def _run(self, asked: deque[Effect]) -> None:
         while True:
-            with self.changed:
+            with self.lock:
                 while not asked and not self.machine.closed:
                     self.wait()
                     self.advance(news=False)
@@ -159,7 +161,7 @@ class ConsumerThreads:
             self._failed(effect, error)
 
     def _failed(self, effect: Effect, error: SparkBrokerError) -> None:
-        with self.changed:
+        with self.lock:
             if isinstance(effect, CommitOffsets):
                 self.machine.commit_ended(effect, error)
             elif isinstance(effect, ReadHistory):
@@ -176,7 +178,7 @@ class ConsumerThreads:
             case RefreshMetadata(topics):
                 self._metadata.use(topics)
                 view = self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))
-                with self.changed:
+                with self.lock:
                     machine.metadata_came(view, self.now_ms())
                     self.advance()
             case LookUpOffsets(moments):
@@ -186,25 +188,25 @@ class ConsumerThreads:
                     Deadline.after_ms(ROUND_TIMEOUT_MS),
                     read_committed=self._config.read_committed,
                 )
-                with self.changed:
+                with self.lock:
                     machine.learned(self._metadata.view)
                     machine.offsets_came(effect, infos, failures, self.now_ms())
                     self.advance()
             case FetchCommitted(generations) if self._group is not None:
                 deadline, stable = Deadline.after_ms(ROUND_TIMEOUT_MS), self._config.read_committed
                 committed = self._group.fetch(generations, deadline, require_stable=stable)
-                with self.changed:
+                with self.lock:
                     machine.learned(self._metadata.view)
                     machine.committed_came(effect, committed, self.now_ms())
                     self.advance()
             case CommitOffsets(offsets, deadline_ms) if self._group is not None:
                 self._group.commit(offsets, Deadline(deadline_ms / 1000), effect.topic_ids)
-                with self.changed:
+                with self.lock:
                     machine.commit_ended(effect)
                     self.advance()
             case ReadHistory() if self._history is not None:
                 fetched = self._history.next(effect)
-                with self.changed:
+                with self.lock:
                     machine.history_came(effect, fetched)
                     self.advance()
             case _:

@@ -51,7 +51,7 @@ class LeaderFetcher:
     def _next(self) -> Fetch | None:
         """Wait until there is something to fetch; None: the leader was left."""
         consumer = self._consumer
-        with consumer.changed:
+        with consumer.lock:
             while not self._left:
                 fetch = consumer.machine.leaders.next_fetch(self._broker_id, consumer.now_ms())
                 if fetch is not None:
@@ -65,7 +65,7 @@ class LeaderFetcher:
             answers = self._exchange(fetch)
         except SparkBrokerError as error:
             self._drop_stream()
-            with consumer.changed:
+            with consumer.lock:
                 failed = consumer.machine.leaders.fetch_failed(self._broker_id, fetch, error, consumer.now_ms())
                 if failed:
                     consumer.suspect(self._address)
@@ -73,7 +73,7 @@ class LeaderFetcher:
             if failed:
                 self._drop_connection()
             return
-        with consumer.changed:
+        with consumer.lock:
             awaited = consumer.machine.leaders.awaits(self._broker_id, fetch)
             news = consumer.machine.leaders.fetched(self._broker_id, fetch, answers, consumer.now_ms())
             consumer.advance(news=news)
@@ -93,14 +93,14 @@ class LeaderFetcher:
             if self._connection is None:
                 self._connection = Connection(self._address.host, self._address.port)
             stream = self._connection.open_stream("fetch")
-            with self._consumer.changed:
+            with self._consumer.lock:
                 self._stream = stream
                 if not self._consumer.machine.leaders.awaits(self._broker_id, fetch):
                     raise NetworkError("interrupted")
         return stream
 
     def _drop_stream(self) -> None:
-        with self._consumer.changed:
+        with self._consumer.lock:
             stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()

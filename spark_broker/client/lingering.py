@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 
+from spark_broker.client.interrupts import uninterrupted
 from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
-from spark_broker.client.reentry import refuse_within, take
+from spark_broker.client.reentry import refuse_within
 from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.client.unseen import Unseen
 from spark_broker.model import TopicPartition
@@ -15,6 +17,8 @@ from spark_broker.threads import LONGEST_WAIT_S, Fate, Worker, begin, client_end
 
 Dispatch = Callable[[TopicPartition, RecordBuilder], None]
 """Hands a full builder on. It never raises: an error goes into the builder's result."""
+
+_AT_ONCE_S = -math.inf
 
 
 class Lingering:
@@ -29,6 +33,7 @@ class Lingering:
         self._name = name
         self._lock = threading.Lock()
         self._slots: dict[TopicPartition, Slot] = {}
+        # Only `_lock` is taken, and never `_waiting`: a signal handler could raise within the condition's own code.
         self._waiting = threading.Condition(self._lock)
         self._due: dict[Slot, float] = {}  # oldest first: every slot waits equally long
         self._thread: Worker | None = None
@@ -56,20 +61,19 @@ class Lingering:
         """
         while True:
             future, waits = None, True
-            if not slot.lock.acquire(False):  # a keyword costs as much as the lock
-                take(slot.lock, self)
-            try:
+            if slot.lock.locked():
+                refuse_within(self)
+            with slot.lock:  # Between `acquire` and `try`, a signal handler could raise.
                 builder = slot.builder
                 if builder is None:
-                    builder = slot.builder = RecordBuilder(batch_bytes, self._unseen)
-                    future = builder.add(key, value, headers, timestamp_us, size_bytes)
+                    builder = RecordBuilder(batch_bytes, self._unseen)
                     waits = self._expect(slot)
+                    slot.builder = builder
+                    future = builder.add(key, value, headers, timestamp_us, size_bytes)
                 elif size_bytes <= builder.room_bytes:
                     future = builder.add(key, value, headers, timestamp_us, size_bytes)
                 if future is not None and waits and builder.room_bytes > 0:
                     return future
-            finally:
-                slot.lock.release()
             self._hand_on(slot)
             if future is not None:
                 return future
@@ -85,11 +89,11 @@ class Lingering:
 
     def has_records(self) -> bool:
         """Whether records wait to be handed on."""
-        return any(slot.builder is not None for slot in list(self._slots.values()))
+        return any(slot.builder is not None or slot.sealed for slot in list(self._slots.values()))
 
     def close(self) -> None:
         """Hand on what waits, and end the thread. Records that are added from now on are handed on at once."""
-        with self._waiting:
+        with self._lock:
             self._closed = True
             self._waiting.notify_all()
         self.hand_on()
@@ -102,46 +106,71 @@ class Lingering:
             refuse_within(self)
             self._hand_on_in_order(slot, due_s)
             return
-        take(slot.order, self)
-        try:
+        if slot.order.locked():
+            refuse_within(self)
+        with slot.order:
             slot.order_of = here
-            self._hand_on_in_order(slot, due_s)
-        finally:
-            slot.order_of = 0
-            slot.order.release()
+            try:
+                self._hand_on_in_order(slot, due_s)
+            finally:
+                slot.order_of = 0
 
     def _hand_on_in_order(self, slot: Slot, due_s: float) -> None:
         with slot.lock:
             builder = slot.builder
-            if builder is None or builder.first_at_s > due_s:
-                return
-            slot.builder = None
-            builder.seal()
-            with self._lock:
-                self._due.pop(slot, None)
-        try:
-            self._dispatch(slot.topic_partition, builder)
-        except BaseException as error:
-            if threading.current_thread() is self._thread:
-                self._died(error)  # before anybody learns of it
-            if builder.result.outcome is None:  # Nobody else knows these records: their Futures would never end.
-                builder.result.complete(client_ended(error))
-            raise
+            if builder is not None and builder.first_at_s <= due_s:
+                builder.seal()
+                sealed = [*slot.sealed, builder] if builder.result.records else slot.sealed
+                slot.sealed, slot.builder = sealed, None
+            if slot.builder is None:
+                with self._lock:
+                    self._due.pop(slot, None)
+        while slot.sealed:
+            with uninterrupted() as block:
+                builder, *slot.sealed = slot.sealed
+                try:
+                    self._dispatch(slot.topic_partition, builder)
+                except BaseException as error:
+                    if error is block.raised:
+                        self._keep(slot, builder)
+                    else:
+                        self._lose(builder, error)
+                    raise
+
+    def _keep(self, slot: Slot, builder: RecordBuilder) -> None:
+        """What a signal handler raised has ended the wait for room, or for a broker. The linger thread goes on."""
+        slot.sealed = [builder, *slot.sealed]
+        with self._lock:
+            self._due.pop(slot, None)
+            self._due = {slot: _AT_ONCE_S, **self._due}
+            self._wake()
+            self._waiting.notify_all()
+
+    def _lose(self, builder: RecordBuilder, error: BaseException) -> None:
+        """An error of our own. Nobody else knows these records: their Futures would never end."""
+        if threading.current_thread() is self._thread:
+            self._died(error)  # before anybody learns of it
+        if builder.result.outcome is None:
+            builder.result.complete(client_ended(error))
 
     def _expect(self, slot: Slot) -> bool:
         """Whether the thread will hand on the slot's new builder when it is due. If not, the caller does so at once."""
         if not self._linger_s:
             return False
-        with self._waiting:
+        with self._lock:
             if self._closed:
                 return False
             self._due[slot] = time.monotonic() + self._linger_s
-            if self._thread is None:
-                self._thread = begin(f"{self._name}-linger", self._ended, self._run)
-            # If it is not idle, it waits for an older slot and wakes up before this one is due.
-            if self._idle:
-                self._waiting.notify_all()
+            self._wake()
             return True
+
+    def _wake(self) -> None:
+        """Under the lock: let the thread look at what is due."""
+        if self._thread is None:
+            self._thread = begin(f"{self._name}-linger", self._ended, self._run)
+        # If it is not idle, it waits for an older slot and wakes up before this one is due.
+        if self._idle:
+            self._waiting.notify_all()
 
     def _ended(self, error: BaseException) -> None:
         self._died(error)
@@ -149,7 +178,7 @@ class Lingering:
 
     def _run(self) -> None:
         while True:
-            with self._waiting:
+            with self._lock:
                 if self._closed:
                     return
                 self._idle = not self._due
@@ -162,4 +191,4 @@ class Lingering:
                     self._waiting.wait(min(left_s, LONGEST_WAIT_S))
                     continue
             # Another thread may have handed it on meanwhile, and begun a new one.
-            self._hand_on(slot, due_s=due_s - self._linger_s)
+            self._hand_on(slot, due_s=math.inf if due_s == _AT_ONCE_S else due_s - self._linger_s)

@@ -133,7 +133,7 @@ class ClusterMetadata:
 
         Raises BootstrapUnreachableError, RequestTimedOutError or ClosedError.
         """
-        with self._refreshed:
+        with self._lock:
             if self._refreshing:
                 if not self._refreshed.wait_for(lambda: not self._refreshing, deadline.remaining_s):
                     raise RequestTimedOutError("no broker answered a metadata request in time")
@@ -146,7 +146,7 @@ class ClusterMetadata:
                 self._last_refresh_s = time.monotonic()
                 return self._view
         finally:
-            with self._refreshed:
+            with self._lock:
                 self._refreshing = False
                 self._refreshed.notify_all()
 
@@ -249,7 +249,7 @@ class ClusterMetadata:
     def close(self) -> None:
         """Interrupt every wait, and close the connections."""
         self.closing.set()
-        with self._refreshed:
+        with self._lock:
             self._refreshed.notify_all()
         self.pool.close()
 

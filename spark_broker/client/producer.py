@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from itertools import count
 from types import TracebackType
@@ -19,6 +19,7 @@ from spark_broker.client import given
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.dividing import Complete, Divide, Divider, PieceResults, divided
 from spark_broker.client.inputs import Conformed, conformed, tabular, within_size
+from spark_broker.client.interrupts import interruptible, uninterrupted, wait_no_more
 from spark_broker.client.keywords import ProducerSettings
 from spark_broker.client.lingering import Lingering
 from spark_broker.client.metadata import ClusterMetadata
@@ -39,7 +40,7 @@ from spark_broker.client.send_target import SendTarget, target_of
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
 from spark_broker.client.transaction_state import ProducerTransaction
-from spark_broker.client.transactions import Offsets, TransactionManager, check_transactional
+from spark_broker.client.transactions import Offsets, TransactionManager, check_transactional, transaction_block
 from spark_broker.client.unseen import Unseen, WatchedFuture
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
@@ -48,7 +49,6 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SchemaMismatchError,
     SparkBrokerError,
-    TransactionAbortableError,
 )
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
@@ -116,6 +116,7 @@ class Producer(OfOneProcess):
         self._targets: dict[str, SendTarget] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._closer = 0  # the thread whose `close` is under way, or was interrupted
 
     def append(self, topic: str, data: object, *, partition: int | None = None) -> Future[list[RecordMetadata]]:
         """Append a RecordBatch, Table, pandas frame, list of dicts, or what has `__arrow_c_stream__` (polars, duckdb).
@@ -240,27 +241,13 @@ class Producer(OfOneProcess):
             raise RequestTimedOutError(f"flush: not everything was acknowledged within {limit_s} s")
         self._sender.check()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """Everything appended in the `with` block is committed as a whole when the block ends, or else aborted.
 
         An exception aborts the transaction and is raised again. An append that failed aborts it, too, and the block
         raises TransactionAbortableError. Also raises what `begin_transaction` and `commit_transaction` raise.
         """
-        self.begin_transaction()
-        try:
-            yield
-        except BaseException as error:
-            try:
-                self.abort_transaction()
-            except SparkBrokerError as failure:
-                error.add_note(f"The transaction could not be aborted: {failure}")
-            raise
-        try:
-            self.commit_transaction()
-        except TransactionAbortableError:
-            self.abort_transaction()
-            raise
+        return transaction_block(self.begin_transaction, self.commit_transaction, self.abort_transaction)
 
     def init_transactions(self) -> None:
         """Take the transactional id over: fence its older producers and abort what they left open.
@@ -330,9 +317,9 @@ class Producer(OfOneProcess):
         if refuse_within(*self._insides) is Within.CALLBACK and given_s != 0:
             self._check_nothing_else_left()
         with self._lock:
-            if self._closed:
+            if self._closes_elsewhere():
                 return
-            self._closed = True
+            self._closed, self._closer = True, threading.get_ident()
         limit_ms = self._config.delivery_timeout_ms + 5000 if given_s is None else given_s * 1000
         deadline = Deadline.after_ms(limit_ms)
         if self._transactions is not None:
@@ -347,6 +334,11 @@ class Producer(OfOneProcess):
         self._sender.close()
         self._metadata.close()
         self._tell_of_unseen()
+        self._closer = 0
+
+    def _closes_elsewhere(self) -> bool:
+        """Whether another thread closes the producer, or has closed it. What this one began was interrupted."""
+        return self._closed and self._closer != threading.get_ident()
 
     def _tell_of_unseen(self) -> None:
         """In a transaction a failure is raised by its end."""
@@ -405,7 +397,11 @@ class Producer(OfOneProcess):
 
     def _topic(self, name: str, deadline: Deadline) -> TopicView:
         # The sender refreshes the topics in use. Only a topic's first append waits for a broker.
-        return self._metadata.view.topic(name) or self._metadata.topic(name, deadline)
+        view = self._metadata.view.topic(name)
+        if view is None:
+            with interruptible():
+                view = self._metadata.topic(name, deadline)
+        return view
 
     def _target(self, name: str) -> SendTarget:
         """What `send` needs to know of a topic, in the current view of the cluster."""
@@ -460,12 +456,14 @@ class Producer(OfOneProcess):
         message = encode_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=compression)
         where = TopicPartition(view.name, partition)
         batch = OutgoingBatch(where, view.topic_id, view.schema_id, rows.num_rows, message, complete, divide)
-        try:
-            self._sender.reserve(batch.size_bytes, deadline)
-            self._sender.enqueue(batch)
-        except SparkBrokerError as error:
-            self._note_failure(error)
-            complete(error)
+        with uninterrupted():
+            try:
+                self._sender.reserve(batch.size_bytes, deadline)
+                self._sender.enqueue(batch)
+            except SparkBrokerError as error:
+                self._note_failure(error)
+                complete(error)
+            wait_no_more()
 
     def _dispatch(self, where: TopicPartition, builder: RecordBuilder) -> None:
         """A slot of `send` is full or due."""

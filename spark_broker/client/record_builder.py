@@ -98,16 +98,23 @@ class RecordBuilder:
     def add(
         self, key: bytes | None, value: bytes | None, headers: Pairs | None, timestamp_us: int, size_bytes: int
     ) -> FutureRecordMetadata:
-        """Take a record, whether there is room or not."""
+        """Take a record, whether there is room or not. What a signal handler raises meanwhile leaves none of it."""
         values = self._values
         index = len(values)
-        values.append(value)
-        self._keys.append(key)
-        self._timestamps_us.append(timestamp_us)
-        if headers is not None:
-            self._headers[index] = headers
+        try:
+            future = FutureRecordMetadata(self.result, index)
+            if headers is not None:
+                self._headers[index] = headers
+            values.append(value)
+            self._keys.append(key)
+            self._timestamps_us.append(timestamp_us)
+        except BaseException:
+            self._headers.pop(index, None)
+            for column in (values, self._keys, self._timestamps_us):
+                del column[index:]
+            raise
         self.room_bytes -= size_bytes
-        return FutureRecordMetadata(self.result, index)
+        return future
 
     def seal(self) -> None:
         """No record is added any more."""
@@ -165,10 +172,11 @@ def _validity(items: Sequence[object]) -> pa.Buffer:
 class Slot:
     """Where a partition's records gather. `order` is held while a builder is handed on: none overtakes another.
 
-    `order_of`: the thread that holds it; 0: none.
+    `order_of`: the thread that holds it; 0: none. `sealed`: builders that are full or due, the oldest first, until they
+    are handed on; changed under `order`.
     """
 
-    __slots__ = ("builder", "lock", "order", "order_of", "topic_partition")
+    __slots__ = ("builder", "lock", "order", "order_of", "sealed", "topic_partition")
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self.topic_partition = topic_partition
@@ -176,3 +184,4 @@ class Slot:
         self.order_of = 0
         self.lock = threading.Lock()
         self.builder: RecordBuilder | None = None
+        self.sealed: list[RecordBuilder] = []

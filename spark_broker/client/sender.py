@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from spark_broker.client.append_channel import AppendChannel
+from spark_broker.client.interrupts import interruptible, uninterrupted
 from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Outcome, OutgoingBatch
-from spark_broker.client.reentry import take
+from spark_broker.client.reentry import refuse_within
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender_effects import (
     BatchDivided,
@@ -60,6 +61,7 @@ class Sender:
         self._config = config
         self._machine = SenderMachine(config, metadata.backoff)
         self._streams: dict[LeaderChannel, AppendChannel] = {}
+        # Only `lock` is taken, and no condition: a signal handler could raise within the condition's own code.
         self._changed = threading.Condition(self.lock)  # buffer freed, or a batch completed
         self._asked = threading.Condition(self.lock)
         self._question: RefreshMetadata | RequestProducerIds | None = None  # the machine has one at a time
@@ -102,21 +104,25 @@ class Sender:
         self._check_open()
         if not self._machine.numbered or self._machine.identity is not None:
             return
-        with self._identity_lock:
+        with interruptible(), self._identity_lock:
             if self._machine.identity is None:
                 self._machine.identity = self._new_identity(deadline)
 
     def reserve(self, size_bytes: int, deadline: Deadline) -> None:
         """Wait for room in the buffer. Raises BufferExhaustedError at the deadline, ClosedError after close."""
         limit = self._config.buffer_memory
-        take(self.lock, self)
-        self.lock.release()
-        with self._changed:
-            room = self._changed.wait_for(
-                # A batch that is larger than the whole buffer goes alone.
-                lambda: self._is_over or not self._buffered_bytes or self._buffered_bytes + size_bytes <= limit,
-                deadline.remaining_s,
-            )
+
+        def has_room() -> bool:
+            # A batch that is larger than the whole buffer goes alone.
+            return self._is_over or not self._buffered_bytes or self._buffered_bytes + size_bytes <= limit
+
+        if self.lock.locked():
+            refuse_within(self)
+        with self.lock:
+            room = has_room()
+            if not room:
+                with interruptible():
+                    room = self._changed.wait_for(has_room, deadline.remaining_s)
             self._check_open()
             if not room:
                 raise BufferExhaustedError(
@@ -130,7 +136,7 @@ class Sender:
 
         Raises ClosedError after close, and the error that `refuse` was given.
         """
-        with self._changed:
+        with self.lock:
             try:
                 self._check_open()
                 effects = self._machine.enqueue(batch, self._metadata.view, _now_ms())
@@ -198,7 +204,7 @@ class Sender:
     def died(self, error: BaseException) -> None:
         """A thread has ended by an error of our own, and the machine cannot be relied on any more: what waits fails,
         and so does whatever is asked from now on."""
-        with self._changed:
+        with self.lock:
             if self._failure is not None:
                 return
             self._failure = failure = client_ended(error)
@@ -228,13 +234,14 @@ class Sender:
 
     def close(self) -> None:
         """Fail what is left and end the threads."""
-        with self.lock:
-            self._closed = True
-            effects = self._machine.close()
-            self._notify(effects, wake_streams=False)
-            for condition in (self._asked, self._changed, self._sooner):
-                condition.notify_all()
-        self._finish(effects)
+        with uninterrupted():
+            with self.lock:
+                self._closed = True
+                effects = self._machine.close()
+                self._notify(effects, wake_streams=False)
+                for condition in (self._asked, self._changed, self._sooner):
+                    condition.notify_all()
+            self._finish(effects)
 
     def next_append(self, channel: LeaderChannel) -> tuple[AppendRequest, OutgoingBatch] | None:
         """Number and take the next batch for the leader. None: nothing can be sent now."""
@@ -258,10 +265,11 @@ class Sender:
 
     def _handle(self, event: Callable[[int], list[SenderEffect]]) -> None:
         """Hand the machine an event, and carry out its effects."""
-        with self.lock:
-            effects = event(_now_ms())
-            self._notify(effects)
-        self._finish(effects)
+        with uninterrupted():
+            with self.lock:
+                effects = event(_now_ms())
+                self._notify(effects)
+            self._finish(effects)
 
     def _notify(self, effects: Iterable[SenderEffect], *, wake_streams: bool = True) -> None:
         """Under the lock: wake the threads that have something to do now."""
@@ -295,7 +303,7 @@ class Sender:
 
     def _forget(self, done: Iterable[OutgoingBatch]) -> None:
         """These batches have their outcomes, and their callbacks have run."""
-        with self._changed:
+        with self.lock:
             for batch in done:
                 self._incomplete.discard(batch)
                 self._completing.discard(batch)
@@ -339,7 +347,7 @@ class Sender:
         """Sleeps until the earliest deadline. A producer that does nothing costs nothing."""
         machine = self._machine
         while True:
-            with self._sooner:
+            with self.lock:
                 while not self._is_over and (left_ms := machine.due_ms - _now_ms()) > 0:
                     self._wakes_at_ms = machine.due_ms
                     self._sooner.wait(min(left_ms / 1000, LONGEST_WAIT_S))
@@ -352,7 +360,7 @@ class Sender:
 
     def _ask_brokers(self) -> None:
         while True:
-            with self._asked:
+            with self.lock:
                 self._asked.wait_for(lambda: self._is_over or self._question is not None)
                 if self._is_over:
                     return

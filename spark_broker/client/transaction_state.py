@@ -28,7 +28,7 @@ class ProducerTransaction:
         self._on_refusal = on_refusal
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
-        self._under_way = 0
+        self._under_way: dict[int, int] = {}  # appends, by thread
 
     @property
     def phase(self) -> Phase:
@@ -44,17 +44,21 @@ class ProducerTransaction:
 
     def __enter__(self) -> Self:
         """Raises InvalidTxnStateError, TransactionAbortableError or ProducerFencedError when no append is admitted."""
+        here = threading.get_ident()
         with self._lock:
             self._machine.admit()
-            self._under_way += 1
+            self._under_way[here] = self._under_way.get(here, 0) + 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._quiet:
-            self._under_way -= 1
-            if not self._under_way:
+        here = threading.get_ident()
+        with self._lock:
+            left = self._under_way.pop(here, 0) - 1
+            if left > 0:
+                self._under_way[here] = left
+            else:
                 self._quiet.notify_all()
 
     def check(self) -> None:
@@ -85,8 +89,12 @@ class ProducerTransaction:
             self._machine.reopen()
 
     def await_quiet(self, deadline: Deadline) -> None:
-        """Wait until no append is under way. Raises RequestTimedOutError."""
-        with self._quiet:
+        """Wait until no append of another thread is under way. Raises RequestTimedOutError.
+
+        One of this thread that still counts was interrupted by a signal handler before it was left.
+        """
+        with self._lock:
+            self._under_way.pop(threading.get_ident(), None)
             if not self._quiet.wait_for(lambda: not self._under_way, deadline.remaining_s):
                 raise RequestTimedOutError("an append of another thread is still under way")
 

@@ -8,11 +8,13 @@ before it does anything else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from spark_broker.client import given
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.group_offsets import to_messages
+from spark_broker.client.interrupts import uninterrupted
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
@@ -46,6 +48,9 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.threads import LONGEST_WAIT_S
 
+ABORTS_MAX = 3
+"""How often an abort is begun that a signal handler interrupts."""
+
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
 
@@ -62,6 +67,40 @@ def check_name(what: str, name: str) -> None:
     """Raises InvalidConfigError for an empty or too long name."""
     if not 0 < len(name) <= NAME_MAX:
         raise InvalidConfigError(f"{what} has {len(name)} characters; 1 to {NAME_MAX} are allowed")
+
+
+@contextmanager
+def transaction_block(
+    begin: Callable[[], None], commit: Callable[[], None], abort: Callable[[], None]
+) -> Iterator[None]:
+    """See `Producer.transaction`. What a signal handler raises before or after the caller's block aborts, too."""
+    begun = ended = False
+    try:  # One block around all: it may come between any two steps.
+        begin()
+        begun = True
+        yield
+        ended = True
+        try:
+            commit()
+        except TransactionAbortableError:
+            abort()
+            raise
+    except BaseException as error:
+        if (begun and not ended) or not isinstance(error, SparkBrokerError):
+            _abort_after(error, abort)
+        raise
+
+
+def _abort_after(error: BaseException, abort: Callable[[], None]) -> None:
+    for _ in range(ABORTS_MAX):
+        try:
+            abort()
+        except SparkBrokerError as failure:
+            error.add_note(f"The transaction could not be aborted: {failure}")
+        except BaseException as interrupt:  # noqa: BLE001  (what a signal handler raised)
+            error.add_note(f"The abort was interrupted: {interrupt!r}")  # It is the way to the end, so it goes on.
+            continue
+        return
 
 
 class TransactionManager:
@@ -87,6 +126,11 @@ class TransactionManager:
         self._offset_sequences: dict[int, int] = {}  # next sequence number, by partition of __consumer_offsets
         self.committed = 0
         self.aborted = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a transaction that can be aborted, and whose end nobody has begun."""
+        return self._state.phase in (Phase.OPEN, Phase.ABORTABLE)
 
     def init(self) -> None:
         """Take the transactional id over: fence older producers and abort what they left open."""
@@ -128,7 +172,7 @@ class TransactionManager:
 
     def close(self, timeout_ms: int) -> None:
         """Abort an open transaction. Otherwise readers would wait for its time-out. Raises what `abort` raises."""
-        if self._state.phase not in (Phase.OPEN, Phase.ABORTABLE):
+        if not self.is_open:
             return
         if not self._control.acquire(timeout=min(timeout_ms / 1000, LONGEST_WAIT_S)):
             raise RequestTimedOutError("another thread is still ending the transaction")
@@ -229,10 +273,11 @@ class TransactionManager:
 
     def _take(self, answer: InitProducerIdResponse | ProducerIdentity) -> None:
         """Sequence numbers begin at 0 again in every partition: a marker has begun the identity's epoch there."""
-        self._identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)
-        self._offset_sequences.clear()
-        self._sender.take_identity(self._identity)
-        self._state.identified()
+        with uninterrupted():
+            self._identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)
+            self._offset_sequences.clear()
+            self._sender.take_identity(self._identity)
+            self._state.identified()
 
 
 def _unknown(committing: bool, timeout_ms: int, error: SparkBrokerError) -> RequestTimedOutError:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import DamagedLogError, InvalidConfigError, LogDirectoryNotUsableError
-from spark_broker.storage.directory import SLOT_PREFIX
 from spark_broker.storage.directory_meta import read_meta
 from spark_broker.storage.filesystem import current_user
+from spark_broker.storage.slots import SLOT_PREFIX
 
 logger = logging.getLogger(__name__)
 

@@ -46,6 +46,7 @@ from spark_broker.storage.directory_names import (
 from spark_broker.storage.files import TEMPORARY_SUFFIX, make_directories, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
+from spark_broker.storage.slots import SLOT_PREFIX, check_new, usable_slots
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.strays import DAMAGED, DIVERGED, Stray, set_aside_in, stray_suffix, strays_in
 
@@ -54,7 +55,6 @@ CLEAN_FILE = ".clean"
 DELETED_SUFFIX = ".deleted"
 DAMAGED_SUFFIX = f".{DAMAGED}"
 DIVERGED_SUFFIX = f".{DIVERGED}"
-SLOT_PREFIX = "broker-"
 MAX_SLOTS = 1000
 INCARNATIONS_MAX = 1000
 """Processes that ended before they heard of their registration. Beyond, the directory knows nothing of its past."""
@@ -83,8 +83,7 @@ class LogDirectory:
         self._lock = lock
         self._meta = meta
         self._names_unsynced = False
-        # Renamed, and their new names are not synced.
-        self._doomed: list[Path] = []
+        self._doomed: list[Path] = []  # renamed, and their new names are not synced
         self._aside: list[Path] = []
 
     @property
@@ -114,7 +113,7 @@ class LogDirectory:
         """
         with _storage_errors(base_directory), _usable(base_directory):
             make_directories(fs, base_directory)
-            slots = _recognized(fs, sorted(_slots(fs, base_directory), key=_slot_number), cluster_id)
+            slots = usable_slots(fs, base_directory, cluster_id)
             for path in slots:
                 claimed = _try_claim(fs, path, cluster_id, launch)
                 if claimed is not None:
@@ -428,47 +427,6 @@ def _entries(fs: FileSystem, directory: Path) -> list[Path]:
     return [directory / name for name in fs.list_directory(directory)]
 
 
-def _slots(fs: FileSystem, base_directory: Path) -> Iterator[Path]:
-    for name in fs.list_directory(base_directory):
-        number = name.removeprefix(SLOT_PREFIX)
-        if number != name and number.isdecimal() and fs.is_directory(base_directory / name):
-            yield base_directory / name
-
-
-def _recognized(fs: FileSystem, slots: Iterable[Path], cluster_id: str) -> list[Path]:
-    """Those that say whose they are, or are new, without copies of one before. Raises InconsistentClusterIdError."""
-    recognized: list[Path] = []
-    owners: dict[str, Path] = {}  # by directory id
-    for path in slots:
-        try:
-            meta = check_cluster(fs, path, cluster_id)
-            if meta is None:
-                _check_new(fs, path)
-        except DamagedLogError as error:
-            logger.error(
-                "%s is passed over, and its replicas are not served: %s. Put the file back from a copy of this "
-                "directory, and start its broker again",
-                path,
-                error.message,
-            )
-            continue
-        if meta is not None and (owner := owners.setdefault(meta.directory_id, path)) != path:
-            logger.error("%s is passed over: it is a copy of %s. Move one of them out of log.dirs", path, owner)
-            continue
-        recognized.append(path)
-    return recognized
-
-
-def _check_new(fs: FileSystem, path: Path) -> None:
-    """A directory without META_FILE must not have replicas. Else raises DamagedLogError."""
-    if any(fs.exists(entry / PARTITION_FILE) for entry in _entries(fs, path)):
-        raise DamagedLogError(f"{path} holds partitions and has lost its {META_FILE}")
-
-
-def _slot_number(path: Path) -> int:
-    return int(path.name.removeprefix(SLOT_PREFIX))
-
-
 def _try_claim(fs: FileSystem, path: Path, cluster_id: str, launch: int) -> LogDirectory | None:
     try:
         lock = DirectoryLock.acquire(path, launch=launch, fs=fs)
@@ -497,7 +455,7 @@ def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> L
         meta = check_cluster(fs, path, cluster_id)
         _remove_leftovers(fs, path)
         if meta is None:
-            _check_new(fs, path)
+            check_new(fs, path)
             meta = DirectoryMeta(cluster_id, fs.unique_id(), fs.boot_id())
             write_checkpoint(path / META_FILE, asdict(meta), fs=fs)
             _sync_names(fs, path)

@@ -18,10 +18,10 @@ from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas, verify_stored
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import ENTRY_BYTES, Frame, pack_header, unpack_header
-from spark_broker.storage.directory import SLOT_PREFIX
 from spark_broker.storage.directory_meta import read_meta
 from spark_broker.storage.index import EntryIndex, check_chain, header_at
 from spark_broker.storage.segment import INDEX_SUFFIX, segment_paths
+from spark_broker.storage.slots import SLOT_PREFIX
 from spark_broker.testing.history import Stored
 
 

@@ -14,8 +14,8 @@ from spark_broker import Admin, ConsumedBatch, Consumer, NewTopic, Producer, Top
 from spark_broker.errors import LogTruncationError, PreferredLeaderNotAvailableError
 from spark_broker.model import PartitionInfo
 from spark_broker.storage.checkpoints import LEADER_EPOCHS_FILE, write_checkpoint
-from spark_broker.storage.directory import SLOT_PREFIX
 from spark_broker.storage.directory_meta import META_FILE, DirectoryMeta, read_meta
+from spark_broker.storage.slots import SLOT_PREFIX
 from spark_broker.testing.replicas import compare_replicas
 from tests.support.process_cluster import ProcessCluster
 from tests.support.waiting import eventually

@@ -654,10 +654,10 @@ class StorageFullError(StorageRefusedError):
 
 
 class ProcessLimitError(StorageRefusedError):
-    """The broker's process has reached a limit (open files, memory); nothing was stored, and nothing is broken."""
+    """The broker's process has reached a limit (open files, a file's size, memory); nothing was stored or is broken."""
 
     code = 1023
-    hint = "Raise the limit that the message names (`ulimit -n`, memory), or close clients that are not needed."
+    hint = "Raise the limit that the message names (`ulimit`, memory), or close clients that are not needed."
 
 
 class NoMemoryError(ProcessLimitError):

@@ -27,6 +27,7 @@ from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidRequestError, KafkaStorageError, SparkBrokerError, UnknownServerError
 from spark_broker.process_limits import limit_reached
 from spark_broker.storage.descriptors import DESCRIPTORS
+from spark_broker.storage.files import raise_file_size_limit
 from spark_broker.storage.filesystem import PRIVATE_UMASK
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ def main() -> None:
     settings = ClusterConfig.parse(order.spec.settings)
     log_to_stderr(settings.broker_log_level(shares_terminal=False), settings.log_format)
     DESCRIPTORS.raise_limit()
+    raise_file_size_limit()
     os.umask(PRIVATE_UMASK)
     custody = Custody(
         SYSTEM_CLOCK.boottime_ms(),

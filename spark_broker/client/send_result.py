@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_broker.client.dividing import Divided, Result, failures
 from spark_broker.client.outgoing import Outcome
-from spark_broker.client.unseen import Unseen
+from spark_broker.client.unseen import Unseen, ending_itself
 from spark_broker.errors import SparkBrokerError, invariant
 from spark_broker.model import RecordMetadata
 
@@ -137,7 +137,7 @@ class FutureRecordMetadata(Future[RecordMetadata]):
 
     def add_done_callback(self, fn: Callback) -> None:
         self._batch.look_at(self.index)
-        if not self._batch.call_later(self, fn):
+        if not self._batch.call_later(self, ending_itself(fn)):
             super().add_done_callback(fn)
 
     @property

@@ -41,6 +41,20 @@ class Unseen:
             return (sum(self._counts.values()), self._first[kinds[0]]) if kinds else None
 
 
+def ending_itself(callback: Callback[T]) -> Callback[T]:
+    """A callback that is to run in a thread of the client: SystemExit and the like end it, and not the thread."""
+
+    def call(future: Future[T]) -> None:
+        try:
+            callback(future)
+        except Exception:
+            raise  # A Future logs it and calls the next.
+        except BaseException as error:
+            raise RuntimeError(f"a done-callback raised {error!r}, which ends nothing but the callback") from error
+
+    return call
+
+
 class WatchedFuture(Future[T], Generic[T]):
     """A Future that counts as unseen when it fails, until somebody asks for its result, its error or a callback."""
 
@@ -71,7 +85,7 @@ class WatchedFuture(Future[T], Generic[T]):
 
     def add_done_callback(self, fn: Callback[T]) -> None:
         self._look()
-        super().add_done_callback(fn)
+        super().add_done_callback(fn if self.done() else ending_itself(fn))
 
     def _look(self) -> None:
         with self._condition:

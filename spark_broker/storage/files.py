@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ TEMPORARY_SUFFIX = ".tmp"
 _MAX_BUFFERS = 512
 _COPY_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG})
 
 
 def is_full(error: OSError) -> bool:
@@ -44,7 +45,22 @@ def storage_error(error: OSError, what: str) -> SparkBrokerError:
         return SyncFailedError(message)
     if is_full(error):
         return StorageFullError(message)
+    if error.errno == errno.EFBIG:
+        message += f"; {file_size_limit()}"
     return ProcessLimitError(message) if is_refusal(error) else KafkaStorageError(message)
+
+
+def file_size_limit() -> str:
+    """What bounds the files of this process, for an error."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    bound = "no bound" if allowed == resource.RLIM_INFINITY else f"{allowed:,} bytes"
+    return f"RLIMIT_FSIZE (ulimit -f) allows {bound} a file"
+
+
+def raise_file_size_limit() -> None:
+    """Raise the soft limit of a file's size as far as this process may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def write_fully(fs: FileSystem, fd: int, parts: Sequence[Buffer], position: int) -> int:

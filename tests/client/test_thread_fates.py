@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -13,6 +15,8 @@ from spark_broker.client.fetcher import LeaderFetcher
 from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
 from spark_broker.client.settings import Address
 from spark_broker.errors import ClientEndedError, RequestTimedOutError
+from spark_broker.protocol.frame import BatchHeader
+from spark_broker.protocol.messages import AppendRequest
 from tests.client.fake_broker import FakeCluster, StoreSilently
 
 WAIT_S = 20.0
@@ -105,3 +109,35 @@ def test_a_probe_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability._Probe, "_look", fail)
     asked = [Unanswered(Address("127.0.0.1", 1), RequestTimedOutError("late"))]
     assert "could not be probed: ValueError" in str(explained(no_broker_answered(asked), asked))
+
+
+def leave() -> None:
+    sys.exit(1)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", [leave, stop])
+@pytest.mark.parametrize("kind", ["send", "append"])
+def test_a_callback_that_wants_to_end_the_process_ends_no_thread_of_the_client(
+    cluster: FakeCluster, end: Callable[[], None], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Story: `sys.exit` in a callback ended the thread that reports outcomes, without a word."""
+    cluster.create("t", 1)
+    gate = threading.Event()
+
+    def wait(broker: int, request: AppendRequest, header: BatchHeader) -> None:
+        gate.wait(60)
+
+    cluster.append_hook = wait
+    with Producer(cluster.bootstrap, linger_ms=50) as producer:
+        first = producer.send("t", b"a") if kind == "send" else producer.append("t", [{"value": b"a"}])
+        beside = producer.send("t", b"b")
+        first.add_done_callback(lambda future: end())
+        gate.set()
+        assert beside.result(30).offset == 1
+        assert producer.send("t", b"c").result(30).offset == 2
+        producer.flush(30)
+    assert "a done-callback raised" in caplog.text

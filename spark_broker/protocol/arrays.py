@@ -7,8 +7,10 @@ that they do not know go to `pa.array`: the result and the errors are always tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, time
+from decimal import Decimal
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +20,7 @@ import pyarrow as pa
 from spark_broker.times import to_us
 
 _MAX_OFFSET = 2**31 - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MICROSECONDS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
 _TYPES: dict[str, pa.DataType] = {
     **{f"int{bits}": getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
@@ -34,7 +37,7 @@ class _UnknownValuesError(TypeError):
 
 
 def array_of(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """`pa.array(values, kind)`, errors included.
+    """`pa.array(values, kind)`, errors included. What `pa.array` would change in silence is an error, too.
 
     It builds text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores.
     The values must be exactly of the Python type that belongs to the Arrow type; others go to `pa.array`.
@@ -42,7 +45,46 @@ def array_of(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     try:
         return _build(values, kind)
     except (TypeError, ValueError, OverflowError, pa.ArrowException):
+        for value in values:
+            _check_kept(value, kind)
         return pa.array(values, kind)
+
+
+def _check_kept(value: object, kind: pa.DataType) -> None:
+    """Raises pa.ArrowInvalid for a value of which `pa.array` would keep only a part, however deep it is."""
+    if value is None:
+        return
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        for field in kind:
+            _check_kept(value.get(field.name), field.type)
+    elif pa.types.is_map(kind):
+        for pair in value.items() if isinstance(value, Mapping) else _members(value):
+            if isinstance(pair, tuple) and len(pair) == 2:
+                _check_kept(pair[0], kind.key_type)
+                _check_kept(pair[1], kind.item_type)
+    elif pa.types.is_list(kind):
+        for element in _members(value):
+            _check_kept(element, kind.value_type)
+    else:
+        _check_plain(value, kind)
+
+
+def _check_plain(value: object, kind: pa.DataType) -> None:
+    """A fraction where there is none, the time of day of a date, and what is too large for a float."""
+    if isinstance(value, datetime) and pa.types.is_date(kind):
+        if value.tzinfo is not None or value.time() != time():
+            raise pa.ArrowInvalid("a date has no time of day and no zone")
+    elif isinstance(value, float | int | np.floating) and pa.types.is_float32(kind):
+        if _FLOAT32_MAX < abs(float(value)) < math.inf:
+            raise pa.ArrowInvalid("it is too large for a float of 32 bits")
+    elif isinstance(value, float | np.floating | Decimal) and (pa.types.is_integer(kind) or pa.types.is_temporal(kind)):
+        fraction = value % 1 if math.isfinite(value) else 0
+        if fraction:
+            raise pa.ArrowInvalid(f"{kind} has no fractions")
+
+
+def _members(value: object) -> Iterable[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
 
 
 def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
@@ -131,6 +173,8 @@ def _moments(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | Non
 
 def _numbers(numbers: npt.NDArray[Any], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     """The cast refuses integers that do not fit."""
+    if kind == pa.float32() and (np.isfinite(numbers) & (np.abs(numbers) > _FLOAT32_MAX)).any():
+        raise _UnknownValuesError("the cast makes them infinite")
     return pa.Array.from_buffers(_TYPES[numbers.dtype.name], len(numbers), [valid, pa.py_buffer(numbers)]).cast(kind)
 
 

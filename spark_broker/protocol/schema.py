@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_broker.errors import InvalidSchemaError, SchemaMismatchError
 
@@ -122,12 +123,26 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if not _castable(column.type, field.type):
         raise SchemaMismatchError(f"column {field.name!r} is {column.type}; the topic's schema has {field.type}")
     try:
-        return column.cast(field.type, safe=True)
+        return _kept(column, field.type)
     except (pa.ArrowException, ValueError) as error:
         row = _first_refused(column, field.type)
         raise SchemaMismatchError(
             f"column {field.name!r} is {column.type} and row {row} does not fit the topic's {field.type}: {error}"
         ) from None
+
+
+def _kept(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column cast. Arrow's safe casts round a float to a decimal, and make it infinite: that is refused, too."""
+    result = column.cast(kind, safe=True)
+    if pa.types.is_floating(column.type) and (pa.types.is_decimal(kind) or pa.types.is_float32(kind)):
+        back = result.cast(column.type)
+        if pa.types.is_decimal(kind):
+            changed = pc.not_equal(back, column)
+        else:
+            changed = pc.and_(pc.is_inf(back), pc.is_finite(column))
+        if pc.any(changed).as_py():
+            raise pa.ArrowInvalid(f"{kind} cannot hold the value")
+    return result
 
 
 def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
@@ -136,7 +151,7 @@ def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            column.slice(low, middle - low).cast(kind, safe=True)
+            _kept(column.slice(low, middle - low), kind)
             low = middle
         except (pa.ArrowException, ValueError):
             high = middle

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from spark_broker import Producer
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.inputs import conformed
 from spark_broker.errors import InvalidTimestampError, SchemaMismatchError
+from spark_broker.protocol.schema import schema_to_bytes
 from tests.client.fake_broker import FakeCluster
 
 INNER = pa.struct([("first", pa.string()), ("more", pa.list_(pa.struct([("n", pa.int64())])))])
@@ -46,3 +54,50 @@ def test_a_time_that_no_reader_can_show_is_refused(cluster: FakeCluster, time_us
         with pytest.raises(InvalidTimestampError, match=str(time_us)):
             producer.append("t", rows).result(10)
         assert producer.append("t", rows.slice(0, 2)).result(10)[0].count == 2
+
+
+def view_of(schema: pa.Schema) -> TopicView:
+    return TopicView("t", "t" * 32, (), (schema_to_bytes(schema),), {})
+
+
+CHANGED = [
+    (pa.int32(), 1.5),
+    (pa.int64(), Decimal("3.5")),
+    (pa.int64(), np.float32(0.25)),
+    (pa.timestamp("us", "UTC"), 1.5),
+    (pa.date32(), datetime(2026, 1, 1, 23, 59)),  # noqa: DTZ001
+    (pa.date32(), datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5)))),
+    (pa.float32(), 1e300),
+    (pa.list_(pa.int32()), [1, 1.5]),
+    (pa.struct([("x", pa.list_(pa.float32()))]), {"x": [1e300]}),
+    (pa.map_(pa.string(), pa.int8()), {"a": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), CHANGED)
+def test_a_value_of_which_only_a_part_would_be_kept_is_refused(kind: pa.DataType, value: object) -> None:
+    """Story: 1.5 in a column of integers was acknowledged, and stored as 1."""
+    topic = view_of(pa.schema([("c", kind)]))
+    with pytest.raises(SchemaMismatchError, match=r"column 'c' .*row 1"):
+        conformed([{"c": None}, {"c": value}], topic)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(pa.int32(), 2.0), (pa.date32(), datetime(2026, 1, 1)), (pa.float32(), math.inf), (pa.float32(), 0.1)],  # noqa: DTZ001
+)
+def test_what_a_column_can_hold_is_taken(kind: pa.DataType, value: object) -> None:
+    assert conformed([{"c": value}], view_of(pa.schema([("c", kind)])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (pa.decimal128(6, 2), pa.array([7.0, 1.239])),
+        (pa.float32(), pa.array([1.0, 1e300])),
+        (pa.int32(), pa.array([1.0, 1.5])),
+    ],
+)
+def test_a_column_of_arrow_that_would_be_changed_is_refused(kind: pa.DataType, source: pa.Array) -> None:
+    with pytest.raises(SchemaMismatchError, match="row 1 does not fit"):
+        conformed(pa.table({"c": source}), view_of(pa.schema([("c", kind)])))

@@ -15,6 +15,7 @@ import spark_broker
 from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, parse_settings
 from spark_broker.cli.output import note, print_table
 from spark_broker.cli.records import cell, records, values
+from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch, TopicPartition
 from spark_broker.times import parsed, shown
@@ -99,8 +100,8 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
         return consumer.beginning_offsets(chosen)
     if offset == "latest":
         return consumer.end_offsets(chosen)
-    if offset.isdecimal():
-        return dict.fromkeys(chosen, int(offset))
+    if (number := digits(offset)) is not None:
+        return dict.fromkeys(chosen, number)
     try:
         when = parsed(offset)
     except ValueError:

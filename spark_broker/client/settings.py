@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from spark_broker.config import Config
+from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError
 
 C = TypeVar("C", bound=Config)
@@ -64,6 +65,7 @@ def parse_addresses(servers: Sequence[str]) -> tuple[Address, ...]:
 
 def _parse(server: str) -> Address | None:
     host, separator, port = server.strip().rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+    number = digits(port)
+    if not separator or not host or number is None or not 0 < number < 65_536:
         return None
-    return Address(host, int(port)) if _HOST.fullmatch(host) else None
+    return Address(host, number) if _HOST.fullmatch(host) else None

@@ -299,6 +299,8 @@ def test_records_of_open_and_aborted_transactions_are_left_out_unless_they_are_a
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--offset", "9" * 5000), "99': earliest, latest, a number, or a time"),
+        (("--bootstrap-server", "a:" + "9" * 5000), "is not `host:port`"),
         (("--offset", "soon"), "'soon': earliest, latest, a number, or a time"),
         (("--offset", "0001-01-01T00:00+01:00"), "'0001-01-01T00:00+01:00': earliest, latest, a number, or a time"),
         (("--partition", "7"), "partitions 0 to 1, not 7"),

@@ -116,7 +116,7 @@ class Producer(OfOneProcess):
         self._targets: dict[str, SendTarget] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._closer = 0  # the thread whose `close` is under way, or was interrupted
+        self._closer = 0  # the thread whose `close` is under way, or was interrupted: the next one finishes it
 
     def append(self, topic: str, data: object, *, partition: int | None = None) -> Future[list[RecordMetadata]]:
         """Append a RecordBatch, Table, pandas frame, list of dicts, or what has `__arrow_c_stream__` (polars, duckdb).
@@ -317,7 +317,7 @@ class Producer(OfOneProcess):
         if refuse_within(*self._insides) is Within.CALLBACK and given_s != 0:
             self._check_nothing_else_left()
         with self._lock:
-            if self._closes_elsewhere():
+            if self._closed and self._closer != threading.get_ident():
                 return
             self._closed, self._closer = True, threading.get_ident()
         limit_ms = self._config.delivery_timeout_ms + 5000 if given_s is None else given_s * 1000
@@ -335,10 +335,6 @@ class Producer(OfOneProcess):
         self._metadata.close()
         self._tell_of_unseen()
         self._closer = 0
-
-    def _closes_elsewhere(self) -> bool:
-        """Whether another thread closes the producer, or has closed it. What this one began was interrupted."""
-        return self._closed and self._closer != threading.get_ident()
 
     def _tell_of_unseen(self) -> None:
         """In a transaction a failure is raised by its end."""
@@ -406,8 +402,11 @@ class Producer(OfOneProcess):
     def _target(self, name: str) -> SendTarget:
         """What `send` needs to know of a topic, in the current view of the cluster."""
         name = given.topic_name(name)
-        cluster = self._metadata.view
-        view = self._topic(name, Deadline.after_ms(self._config.max_block_ms))
+        cluster, deadline = self._metadata.view, Deadline.after_ms(self._config.max_block_ms)
+        view = self._topic(name, deadline)
+        if not view.has_default_schema:  # The topic may have been made again since.
+            cluster = self._metadata.refresh(deadline)
+            view = cluster.topic(name) or view
         target = target_of(view, cluster, self._config.batch_size, self._targets.get(name))
         self._targets[name] = target
         return target

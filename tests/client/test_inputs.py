@@ -101,3 +101,14 @@ def test_what_a_column_can_hold_is_taken(kind: pa.DataType, value: object) -> No
 def test_a_column_of_arrow_that_would_be_changed_is_refused(kind: pa.DataType, source: pa.Array) -> None:
     with pytest.raises(SchemaMismatchError, match="row 1 does not fit"):
         conformed(pa.table({"c": source}), view_of(pa.schema([("c", kind)])))
+
+
+def test_send_takes_a_topic_that_was_made_again_without_columns(cluster: FakeCluster) -> None:
+    """Story: it was refused with the columns of the old topic, until the metadata was refreshed."""
+    cluster.create("t", schema=pa.schema([("n", pa.int64())]))
+    with Producer(cluster.bootstrap) as producer:
+        producer.append("t", [{"n": 1}]).result(10)
+        with pytest.raises(SchemaMismatchError, match="has columns n"):
+            producer.send("t", b"x").result(10)
+        cluster.create("t")
+        assert producer.send("t", b"x").result(10).offset == 0

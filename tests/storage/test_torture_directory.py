@@ -110,8 +110,10 @@ def settled() -> SimFileSystem:
 
 
 def read_all(fs: SimFileSystem) -> object:
-    """Everything that the directory holds. Raises DamagedLogError."""
+    """Everything that the directory holds. Raises DamagedLogError, also where it is passed over."""
     directory = claim(fs)
+    if directory.path != SLOT:
+        raise DamagedLogError(f"{SLOT} is passed over for {directory.path}")
     partition = directory.partition_directory("t", "id", 1)
     return directory.meta, directory.start_kind, partition, directory.read_high_watermarks()
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_broker.core import group_offsets
 from spark_broker.core.groups.records import (
     AssignmentKey,
     AssignmentValue,
@@ -35,7 +34,6 @@ from spark_broker.core.groups.records import (
     target_value,
 )
 from spark_broker.errors import CorruptMessageError
-from spark_broker.protocol.messages import CommittedOffset
 
 ID = "ab" * 16
 
@@ -92,9 +90,13 @@ def test_a_tombstone_keeps_the_key(record: GroupRecord, key: object, value: obje
     assert decode_record(*stored) == GroupRecord(record.key, None)
 
 
+def as_written_before(key: list[object], value: list[object]) -> tuple[bytes, bytes]:
+    """The bytes of a record of an earlier version."""
+    return msgspec.msgpack.encode(key), msgspec.msgpack.encode(value)
+
+
 def test_a_commit_of_the_version_before_is_recognised_and_counts_for_the_topic_that_has_the_name() -> None:
-    key, value = group_offsets.offset_record("g" * 40, CommittedOffset("orders", 3, 42, 7, "note"))
-    old = decode_record(key, value)
+    old = decode_record(*as_written_before(["g" * 40, "orders", 3], [42, 7, "note", -1, ""]))
     assert old == OldCommit(OldOffsetKey("g" * 40, "orders", 3), OldOffsetValue(42, 7, "note"))
     assert isinstance(old, OldCommit)
     taken = GroupRecord(OffsetKey("g" * 40, ID, 3), OffsetValue(42, 7, "note", 1000, "orders"))
@@ -103,8 +105,7 @@ def test_a_commit_of_the_version_before_is_recognised_and_counts_for_the_topic_t
 
 
 def test_an_old_commit_that_names_its_topics_id_is_of_that_topic_and_no_later_one() -> None:
-    named = CommittedOffset("orders", 3, 42, topic_id="cd" * 16)
-    old = decode_record(*group_offsets.offset_record("g", named))
+    old = decode_record(*as_written_before(["g", "orders", 3], [42, -1, "", -1, "cd" * 16]))
     assert isinstance(old, OldCommit)
     taken = take_old_commit(old, {"orders": ID}.get, 0)
     assert taken is not None
@@ -112,8 +113,8 @@ def test_an_old_commit_that_names_its_topics_id_is_of_that_topic_and_no_later_on
 
 
 def test_an_old_read_barrier_and_an_old_tombstone_are_no_commits() -> None:
-    barrier = decode_record(*group_offsets.READ_BARRIER)
-    tombstone = decode_record(group_offsets.READ_BARRIER.key, None)
+    key, value = as_written_before(["", "", 0], [0, -1, "", -1, ""])
+    barrier, tombstone = decode_record(key, value), decode_record(key, None)
     assert isinstance(barrier, OldCommit)
     assert isinstance(tombstone, OldCommit)
     assert take_old_commit(barrier, {"": ID}.get, 0) is None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
-from spark_broker.errors import SparkBrokerError
+from spark_broker.errors import InvalidTopicError, SparkBrokerError
 from spark_broker.protocol.messages import (
     DeletedRecords,
     DeleteRecordsPartition,
@@ -49,6 +49,7 @@ class RecordDeletion:
         starts: dict[str, list[tuple[int, int]]] = {}
         for spec in pieces(self._request.partitions, self._give_way):
             try:
+                self._check_topic(spec.topic_id)
                 partition = self._manager.partition(spec.topic_id, spec.partition)
                 offset = partition.reader.records_to_delete(spec.leader_epoch, spec.offset)
             except SparkBrokerError as error:
@@ -57,6 +58,12 @@ class RecordDeletion:
                 starts.setdefault(spec.topic_id, []).append((spec.partition, offset))
         self._topics = list(starts.items())
         self._next()
+
+    def _check_topic(self, topic_id: str) -> None:
+        """Raises InvalidTopicError, as the controller does: no user can change the policy of such a topic."""
+        topic = self._manager.image.topics.get(topic_id)
+        if topic is not None and topic.internal:
+            raise InvalidTopicError(f"records of the internal topic {topic.name} cannot be deleted")
 
     def _next(self) -> None:
         if not self._topics:

@@ -145,7 +145,7 @@ def first_seeds(kind: Callable[[int], bool], first: int, count: int) -> Iterator
 
 TABLES_CUT_BACK = Feature(
     has_tiering_and_unclean_elections,
-    {"unclean elections": 20, "tables cut back": 2, "commits of tierers recorded": 50},
+    {"unclean elections": 20, "tables cut back": 1, "commits of tierers recorded": 50},
 )
 
 

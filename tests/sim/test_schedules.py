@@ -179,7 +179,7 @@ MANY = {
             },
         ),
     ),
-    "tables and unclean elections": (60, 91_000_000, Feature(TABLES_CUT_BACK.shows, {"tables cut back": 6})),
+    "tables and unclean elections": (60, 91_000_000, Feature(TABLES_CUT_BACK.shows, {"tables cut back": 2})),
 }
 """How many schedules, from which seed on."""
 

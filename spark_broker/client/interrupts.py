@@ -98,12 +98,17 @@ class uninterrupted:  # noqa: N801  (a context manager)
             raise
 
     def _end(self) -> None:
-        """Put every handler back, and then call those whose signals came meanwhile."""
+        """Put every handler back that nobody has replaced, and then call those whose signals came meanwhile.
+
+        A handler may replace itself when it is called: the first Ctrl-C ends in order, the second one at once.
+        """
         raised, left = None, list(self._handlers.items())
         while left:
             try:
                 while left:
-                    _signal.signal(*left[-1])
+                    number, handler = left[-1]
+                    if _signal.getsignal(number) == self._handle:
+                        _signal.signal(number, handler)
                     left.pop()
             except BaseException as error:  # noqa: BLE001  (of a handler that is back; it is raised below)
                 raised = error

@@ -126,3 +126,18 @@ def test_the_callers_handlers_are_as_they_were() -> None:
     with uninterrupted():
         assert signal.getsignal(signal.SIGALRM) not in before
     assert [signal.getsignal(n) for n in signal.valid_signals()] == before
+
+
+def test_a_handler_that_replaces_itself_stays_replaced() -> None:
+    """The first Ctrl-C ends in order, the second one at once."""
+    came = []
+
+    def first(number: int, frame: object) -> None:
+        came.append("first")
+        signal.signal(signal.SIGALRM, lambda number, frame: came.append("second"))
+
+    signal.signal(signal.SIGALRM, first)
+    with uninterrupted(), interruptible():
+        signal.raise_signal(signal.SIGALRM)
+    signal.raise_signal(signal.SIGALRM)
+    assert came == ["first", "second"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 
 from spark_broker.cli.output import print_error
+from spark_broker.cli.streams import take_streams
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
 from spark_broker.process_limits import limit_reached
 
@@ -16,11 +16,15 @@ NEEDED = ("typer", "rich")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with these arguments (by default the process's), and exit with its status."""
+    output = take_streams()
     try:
         _check_dependencies()
         from spark_broker.cli.app import app
 
-        app(args=None if arguments is None else list(arguments), prog_name="spark-broker")
+        try:
+            app(args=None if arguments is None else list(arguments), prog_name="spark-broker")
+        finally:
+            sys.stdout.flush()  # Python's own flush at exit would tell of it in a traceback.
     except SparkBrokerError as error:
         print_error(str(error))
         sys.exit(1)
@@ -30,9 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print_error(str(limit))
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader of our output has left (`| head`). Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if output is None or output.failed is None:
+            raise
+        output.drop()
+        if not isinstance(error, BrokenPipeError):  # Else the reader of our output has left (`| head`).
+            print_error(f"the output cannot be written: {output.failed.strerror}")
         sys.exit(1)
 
 

@@ -1,0 +1,84 @@
+"""The standard streams of a command: what is closed, what is full, and whose reader has left."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class Output(io.RawIOBase):
+    """Standard output. It remembers what went wrong with it, and can be told to let everything go.
+
+    `fd` None: it is closed (`>&-`), and refuses what is written, as the system does.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        self._dropped = False
+        self.failed: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        if self._fd is None:
+            raise io.UnsupportedOperation("standard output is closed")
+        return self._fd
+
+    def isatty(self) -> bool:
+        return self._fd is not None and os.isatty(self._fd)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if self._dropped:
+            return memoryview(data).nbytes
+        try:
+            if self._fd is None:
+                raise OSError(errno.EBADF, "it is closed")
+            return os.write(self._fd, data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def drop(self) -> None:
+        """What is left goes nowhere. Python would complain once more when it flushes at exit."""
+        self._dropped = True
+
+
+def take_streams() -> Output | None:
+    """The process's standard streams, those that are closed too: Python has None in their place. Input is empty then.
+
+    Returns its output; None: somebody has put something else there, who knows what is written to it.
+    """
+    if sys.stdin is None:
+        sys.stdin = _null("rb")
+    if sys.stderr is None:
+        sys.stderr = _null("wb")
+    before = cast("TextIO | None", sys.stdout)
+    if before is None:
+        return _put(Output(None), "utf-8", "strict", line_buffering=False)
+    if not isinstance(before, io.TextIOWrapper):
+        return None
+    raw: object = before.buffer
+    unbuffered = not isinstance(raw, io.BufferedWriter)  # PYTHONUNBUFFERED
+    raw = raw.raw if isinstance(raw, io.BufferedWriter) else raw
+    if not isinstance(raw, io.FileIO):
+        return None
+    before.flush()
+    line_buffering = before.line_buffering or unbuffered
+    return _put(Output(raw.fileno()), before.encoding, before.errors or "strict", line_buffering=line_buffering)
+
+
+def _put(output: Output, encoding: str, errors: str, *, line_buffering: bool) -> Output:
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(output), encoding, errors, line_buffering=line_buffering)
+    return output
+
+
+def _null(mode: str) -> TextIO:
+    return io.TextIOWrapper(cast("io.BufferedIOBase", Path(os.devnull).open(mode)))  # type: ignore[type-var]

@@ -54,7 +54,6 @@ from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import (
     CommittedOffset,
     EmptyResponse,
-    Message,
     OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -84,7 +83,7 @@ class _Held(NamedTuple):
 
     appends: int
     reply: Reply
-    answer: Message
+    answer: Answer
 
 
 class GroupCoordinator(CoordinatorRuntime[GroupShard]):
@@ -125,27 +124,48 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         """Append the offsets; those of a transaction count once it is committed. `deadline_ms` (boot-time clock): for
         the transaction's coordinator.
 
-        `reply` gets EmptyResponse once the offsets are committed in the log, or the error. Raises the error that the
-        client gets when nothing was appended.
+        `reply` gets EmptyResponse once the offsets are committed in the log, or the error. Of some that may not be
+        committed (their topics were deleted) it gets the error of the first one, once the others are: a group reads on
+        what is there. Those of a transaction are all committed, or none. Raises the error that the client gets when
+        nothing was appended.
         """
         if not request.group_id:
             raise InvalidRequestError("a commit without a group id")
         if any(committed.offset < 0 for committed in request.offsets):
             raise InvalidRequestError("a commit of a negative offset")
-        identified = [self._identified(committed) for committed in pieces(request.offsets, give_way)]
-        if not identified:
+        if not request.offsets:
             reply(EmptyResponse())
             return
-        commit = Commit(request.group_id, dict(identified))
+        transactional = isinstance(request, TransactionalOffsetCommitRequest)
+        offsets, refusal = self._identify(request, give_way)
+        if refusal is not None and (transactional or not offsets):
+            raise refusal
+        commit = Commit(request.group_id, offsets)
         with _coordinator_errors():
             if isinstance(request, TransactionalOffsetCommitRequest):
                 self._commit_in_transaction(request, commit, deadline_ms, reply)
+                return
+            with self._turn():
+                led = self._asked(commit.group_id)
+                decision = led.shard.commit(commit, self._now())
+                self._append_decided(led, decision)
+                refusal = refusal or next(iter(decision.answer.refused.values()), None)
+                self._answer(led, reply, refusal or EmptyResponse())
+
+    def _identify(
+        self, request: OffsetCommitRequest | TransactionalOffsetCommitRequest, give_way: GiveWay
+    ) -> tuple[dict[TopicPartitionId, CommitOffset], SparkBrokerError | None]:
+        """The offsets by partition; and the error of the first one whose partition is not there."""
+        offsets: dict[TopicPartitionId, CommitOffset] = {}
+        refusal: SparkBrokerError | None = None
+        for committed in pieces(request.offsets, give_way):
+            try:
+                partition, offset = self._identified(committed)
+            except SparkBrokerError as error:
+                refusal = refusal or error
             else:
-                with self._turn():
-                    led = self._asked(commit.group_id)
-                    self._check(led, commit)
-                    self._append_decided(led, led.shard.commit(commit, self._now()))
-                    self._answer(led, reply, EmptyResponse())
+                offsets[partition] = offset
+        return offsets, refusal
 
     def _identified(self, committed: CommittedOffset) -> tuple[TopicPartitionId, CommitOffset]:
         """The partition by its topic's id. Raises InconsistentTopicIdError for a topic that was deleted."""
@@ -164,7 +184,7 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         return (topic.topic_id, committed.partition), offset
 
     def _check(self, led: Led[GroupShard], commit: Commit) -> None:
-        """Raises the error of the first offset that is refused: a commit is done as a whole, or not at all."""
+        """Raises the error of the first offset that is refused: a transaction is done as a whole, or not at all."""
         for refusal in led.shard.refused_offsets(commit).values():
             raise refusal
 
@@ -359,7 +379,7 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         """Event: the answer is known. It leaves outside of the lock."""
         self._outbox.append(partial(reply, answer))
 
-    def _answer(self, led: Led[GroupShard], reply: Reply, answer: Message) -> None:
+    def _answer(self, led: Led[GroupShard], reply: Reply, answer: Answer) -> None:
         """Answer once everything is committed that was appended so far: the answer may show it."""
         if led.appended == led.committed:
             self._outbox.append(partial(reply, answer))

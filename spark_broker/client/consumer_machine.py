@@ -236,11 +236,16 @@ class ConsumerMachine:
         return self._commits.known
 
     def positions_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions after what was handed out, and those that a caller chose; none that was only looked up.
+        """Positions after what was handed out, and those that a caller chose; none that was only looked up, and none of
+        a topic that is not there any more.
 
         A truncation that poll has not raised yet has moved none of them.
         """
-        return {tp: p.to_commit for tp, p in self.partitions.items() if p.has_position and p.chosen}
+        return {
+            tp: p.to_commit
+            for tp, p in self.partitions.items()
+            if p.has_position and p.chosen and tp.topic not in self.topic_errors
+        }
 
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The positions to commit, without those that the coordinator is known to have."""
@@ -265,12 +270,16 @@ class ConsumerMachine:
         return {tp: self.partitions[tp].topic_id for tp in offsets if tp in self.partitions}
 
     def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
-        """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones."""
+        """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones.
+
+        That a topic was deleted is no failure of the consumer: its partitions stand still, and tell of it.
+        """
         self._commits.ended(commit, error)
         if error is None:
             return
         self.leaders.refresh_wanted = True
-        if commit.background and not error.retriable:
+        is_gone = isinstance(error, InconsistentTopicIdError | UnknownTopicOrPartitionError)
+        if commit.background and not error.retriable and not is_gone:
             self.failure = error
 
     def step(self, now_ms: float) -> list[Effect]:

@@ -35,8 +35,8 @@ class GroupOffsets:
     ) -> None:
         """Store the offsets. `topic_ids`: of the topics that were read, where they are known.
 
-        Raises typed errors; after RequestTimedOutError they may be stored or not. Raises InconsistentTopicIdError for a
-        topic that was deleted since.
+        Raises typed errors; after RequestTimedOutError they may be stored or not. Raises InconsistentTopicIdError or
+        UnknownTopicOrPartitionError for a topic that was deleted; offsets of the other topics are stored then.
         """
         request = OffsetCommitRequest(self._group_id, to_messages(offsets, topic_ids))
         self._coordinator.ask(request, EmptyResponse, deadline)

@@ -101,8 +101,9 @@ class StreamSession:
             for tp, offset in position.offsets.items()
             for end in [position.ends.get(tp)]
         }
+        topic_ids = {tp: position.topic_ids[tp.topic] for tp in offsets if tp.topic in position.topic_ids}
         try:
-            self._group.commit(offsets, Deadline.after_ms(PUBLISH_TIMEOUT_MS))
+            self._group.commit(offsets, Deadline.after_ms(PUBLISH_TIMEOUT_MS), topic_ids)
         except SparkBrokerError as error:
             _log.warning("the progress was not published as offsets of group %s: %s", self._options.group, error)
         else:

@@ -210,6 +210,14 @@ def test_offsets_are_of_topics_that_are_there(rig: GroupRig) -> None:
     assert rig.log().replica.log_end_offset == 0
 
 
+def test_the_offsets_of_topics_that_are_there_are_committed_beside_one_that_is_not(rig: GroupRig) -> None:
+    coordinator, answers = rig.coordinator(), list[Answer]()
+    offsets = [CommittedOffset("gone", 0, 1), CommittedOffset("t", 0, 2)]
+    coordinator.commit(OffsetCommitRequest("g", offsets), 0, answers.append)
+    assert [type(answer) for answer in answers] == [UnknownTopicOrPartitionError]
+    assert committed(coordinator, "g") == [2]
+
+
 def test_a_compacted_log_says_the_same(rig: GroupRig) -> None:
     coordinator = rig.coordinator()
     for offset in range(60):

@@ -9,7 +9,9 @@ import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.errors import InconsistentTopicIdError, UnknownTopicOrPartitionError
+from tests.support.committed import committed_offset
 from tests.support.process_cluster import ProcessCluster
+from tests.support.waiting import eventually
 
 T0 = TopicPartition("t", 0)
 SETTINGS = {"offsets.topic.num.partitions": 1}
@@ -89,3 +91,22 @@ def test_a_late_commit_of_the_old_topic_is_refused(cluster: ProcessCluster, admi
     with member(cluster, "late") as consumer:
         assert consumer.committed(T0) is None
     admin.delete_topic("t")
+
+
+def test_a_group_that_loses_one_topic_of_two_commits_the_other(cluster: ProcessCluster, admin: Admin) -> None:
+    """Story: all its commits were refused as a whole from then on, and its next member read everything again."""
+    kept, lost = TopicPartition("kept", 0), TopicPartition("lost", 0)
+    for tp in (kept, lost):
+        admin.create_topic(NewTopic(tp.topic, 1, 2))
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.append(tp.topic, [{"value": b"x"}] * 5, partition=0).result(30)
+    with member(cluster, "both") as consumer:
+        consumer.assign([kept, lost])
+        read(consumer, 10)
+        admin.delete_topic("lost")
+        with pytest.raises((InconsistentTopicIdError, UnknownTopicOrPartitionError), match="'lost'"):
+            consumer.commit({kept: 3, lost: 3})
+        assert committed_offset(consumer, kept) == 3
+        eventually(lambda: lost in consumer.errors(), what="the consumer hears of it")
+        consumer.commit()
+        assert committed_offset(consumer, kept) == 5

@@ -8,12 +8,22 @@ from typing import TypeVar
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.partition_position import PartitionPosition
-from spark_broker.errors import ClientEndedError, InvariantError, SchemaMismatchError, SparkBrokerError
+from spark_broker.errors import (
+    ClientEndedError,
+    InconsistentTopicIdError,
+    InvariantError,
+    SchemaMismatchError,
+    SparkBrokerError,
+    UnknownTopicOrPartitionError,
+)
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.schema import nearest
 
 LASTING = (InvariantError, ClientEndedError)
 """Failures of the consumer itself: poll raises them again and again."""
+
+TOPIC_IS_GONE = (InconsistentTopicIdError, UnknownTopicOrPartitionError)
+"""No failures of the consumer: the topic's partitions stand still, and tell of it."""
 
 Partitions = Mapping[TopicPartition, PartitionPosition]
 TopicErrors = Mapping[str, SparkBrokerError]

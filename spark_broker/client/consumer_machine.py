@@ -236,16 +236,11 @@ class ConsumerMachine:
         return self._commits.known
 
     def positions_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions after what was handed out, and those that a caller chose; none that was only looked up, and none of
-        a topic that is not there any more.
-
-        A truncation that poll has not raised yet has moved none of them.
+        """Positions after what was handed out, and those that a caller chose, of topics that are there; none that was
+        only looked up. A truncation that poll has not raised yet has moved none of them.
         """
-        return {
-            tp: p.to_commit
-            for tp, p in self.partitions.items()
-            if p.has_position and p.chosen and tp.topic not in self.topic_errors
-        }
+        there = {tp: p for tp, p in self.partitions.items() if tp.topic not in self.topic_errors}
+        return {tp: p.to_commit for tp, p in there.items() if p.has_position and p.chosen}
 
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The positions to commit, without those that the coordinator is known to have."""
@@ -270,16 +265,12 @@ class ConsumerMachine:
         return {tp: self.partitions[tp].topic_id for tp in offsets if tp in self.partitions}
 
     def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
-        """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones.
-
-        That a topic was deleted is no failure of the consumer: its partitions stand still, and tell of it.
-        """
+        """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones."""
         self._commits.ended(commit, error)
         if error is None:
             return
         self.leaders.refresh_wanted = True
-        is_gone = isinstance(error, InconsistentTopicIdError | UnknownTopicOrPartitionError)
-        if commit.background and not error.retriable and not is_gone:
+        if commit.background and not error.retriable and not isinstance(error, consumer_errors.TOPIC_IS_GONE):
             self.failure = error
 
     def step(self, now_ms: float) -> list[Effect]:

@@ -73,15 +73,28 @@ def newer_than(image: MetadataImage, known: MetadataSeen | None) -> MetadataSeen
 
 
 def beyond(image: MetadataImage, known: MetadataSeen) -> Iterable[MetadataRecord]:
-    """The records that take the log beyond every number that a broker has seen."""
+    """The records that take the log beyond every number that a broker has seen.
+
+    Each acceptance of an older copy spares numbers. A broker may have seen as many acceptances as this log has, or
+    more. Then a copy from before them was accepted again, and the same leader epochs were spared, and given out. They
+    go on once more, before all replicas are compared and anybody is elected.
+    """
     if known.last_launch > image.last_launch:
         yield LaunchRecord(known.last_launch)
     if known.next_broker_id > image.next_broker_id:
         yield BrokerIdsRecord(known.next_broker_id)
     if known.next_producer_id + NUMBERS_SPARED > image.next_producer_id:
         yield ProducerIdsRecord(known.next_producer_id + NUMBERS_SPARED)
-    if known.next_offset > image.next_offset:
-        yield OffsetRecord(known.next_offset + NUMBERS_SPARED)
+    if known.next_offset // NUMBERS_SPARED >= image.next_offset // NUMBERS_SPARED:
+        yield OffsetRecord(max(known.next_offset, image.next_offset) + NUMBERS_SPARED)
+        for topic, number, state in image.partitions():
+            yield PartitionChangeRecord(
+                topic.topic_id,
+                number,
+                leader=state.leader,
+                unclean=state.unclean_epoch == state.leader_epoch,
+                leader_epoch=state.leader_epoch + NUMBERS_SPARED,
+            )
 
 
 def accept(image: MetadataImage) -> Sequence[MetadataRecord]:

@@ -326,4 +326,10 @@ REGRESSIONS = [
         found="out of descriptors, a follower stopped within an answer, and went on with its batches: the broker ended",
         mended="broker/partition.py",
     ),
+    Regression(
+        seed=60007652,
+        events=500,
+        found="a copy of the metadata was accepted twice, and both times the same leader epochs were given out",
+        mended="controller/lineage.py",
+    ),
 ]

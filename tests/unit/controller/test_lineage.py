@@ -86,10 +86,10 @@ class Story:
         self.newest = cluster.image
         self.seen = lineage.seen(self.newest)
 
-    def restored(self, *, accept: bool) -> Cluster:
+    def restored(self, *, accept: bool, writer: str = "v" * 32) -> Cluster:
         """A cluster on the older copy, with a new controller."""
         cluster = Cluster(self.older)
-        cluster.handle(ControllerStarted("v" * 32, CLUSTER_ID, accept_older_metadata=accept))
+        cluster.handle(ControllerStarted(writer, CLUSTER_ID, accept_older_metadata=accept))
         return cluster
 
     def register(self, cluster: Cluster, directory: int) -> RegisterBrokerResponse | SparkBrokerError:
@@ -149,6 +149,25 @@ def test_accepted_metadata_elects_nobody_before_all_replicas_were_compared() -> 
         assert (state.leader, state.isr, state.elr) == (NO_LEADER, (), ())
         assert state.leader_epoch > was.leader_epoch + 1
         assert state.unclean_epoch == state.leader_epoch
+
+
+def test_a_copy_that_is_accepted_again_gives_no_leader_epoch_twice() -> None:
+    """Found by the simulator with seed 60007652: both times the same leader epochs were spared, and then given out."""
+    story = Story()
+    first = story.restored(accept=True)
+    story.seen = lineage.seen(first.image)
+    second = story.restored(accept=True, writer="x" * 32)
+    for directory in range(3):
+        assert isinstance(story.register(second, directory), RegisterBrokerResponse)
+    for number in (0, 1):
+        given, state = first.partition("t", number), second.partition("t", number)
+        assert state.leader_epoch > given.leader_epoch + 1000
+        assert state.unclean_epoch == state.leader_epoch
+    assert second.image.next_offset > first.image.next_offset + 1000
+    epochs = [state.leader_epoch for _, _, state in second.image.partitions()]
+    story.seen = lineage.seen(first.image)
+    assert isinstance(story.register(second, 0), RegisterBrokerResponse)
+    assert [state.leader_epoch for _, _, state in second.image.partitions()] == epochs, "once"
 
 
 def test_the_acceptance_ends_with_its_controller() -> None:

@@ -170,8 +170,8 @@ def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | No
     """The view after a broker's answer about the topics `asked` (None: all).
 
     Any broker may answer, and one that lags behind the metadata log knows less than the view. Its answer
-    changes and removes nothing, and adds only topics that the view lacks. Leader epochs never go back. The list of
-    brokers from an older controller is ignored.
+    changes and removes nothing, and adds only topics that the view lacks. Leader epochs never go back. Of an answer
+    that does not name its offset, the list of brokers is ignored if an older controller made it.
     """
     if view.is_newer_than(answer):
         added = {topic.name: _merged_topic(None, topic) for topic in answer.topics if topic.name not in view.topics}
@@ -184,10 +184,14 @@ def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | No
     for name, topic in answered.items():
         topics[name] = _merged_topic(view.topics.get(name), topic)
     same_cluster = answer.cluster_id == view.cluster_id
-    newer = answer.controller_epoch >= view.controller_epoch
+    # An offset says more than an epoch: where older metadata was accepted, controllers count from a lower epoch again.
+    later = answer.controller_epoch >= view.controller_epoch
+    newer = not same_cluster or (
+        later if answer.metadata_offset < 0 else answer.metadata_offset >= view.metadata_offset
+    )
     return ClusterView(
         cluster_id=answer.cluster_id,
-        controller_epoch=max(view.controller_epoch, answer.controller_epoch),
+        controller_epoch=answer.controller_epoch if newer else view.controller_epoch,
         brokers={broker.id: broker for broker in answer.brokers} if newer else view.brokers,
         topics=topics,
         controller=answer.controller if newer else view.controller,

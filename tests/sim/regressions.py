@@ -332,4 +332,10 @@ REGRESSIONS = [
         found="a copy of the metadata was accepted twice, and both times the same leader epochs were given out",
         mended="controller/lineage.py",
     ),
+    Regression(
+        seed=50009497,
+        events=500,
+        found="after older metadata was accepted, a producer kept the brokers of the records that were lost, for ever",
+        mended="client/cluster_view.py",
+    ),
 ]

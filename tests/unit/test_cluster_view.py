@@ -109,3 +109,13 @@ def test_what_is_decoded_of_a_topic_is_kept_while_only_leaders_change() -> None:
     after = merge(view, answer((2, 2)), ["t"]).topic("t")
     assert after is not None
     assert after.schemas is before.schemas
+
+
+def test_a_controller_with_a_lower_epoch_counts_where_the_metadata_went_on() -> None:
+    """Found by the simulator with seed 50009497: older metadata was accepted, and its controller counted from a lower
+    epoch again. A producer kept the fenced brokers of the lost records, and waited for ever.
+    """
+    view = merge(ClusterView(), answer((1, 1), controller_epoch=5, fenced=True, offset=54), ["t"])
+    view = merge(view, answer((1, 1_000_002), controller_epoch=3, offset=1_000_056), ["t"])
+    assert view.controller_epoch == 3
+    assert view.leader("t", 0) is not None

@@ -42,7 +42,8 @@ class Led(Generic[S]):
     """A partition that this broker leads, and its shard, in one leadership.
 
     `appended`: how many appends there were; `committed`: how many of them, the first ones, are committed. `rows`: of
-    the log that was replayed, and of the appends. Invariant: until it is unloaded, only the shard appends rows.
+    the log that was replayed, and of the appends. `read_to`: the log was read up to this offset. Invariant: until it is
+    unloaded, only the shard appends rows.
     """
 
     def __init__(self, number: int, partition: Partition, leader_epoch: int, shard: S) -> None:
@@ -53,6 +54,7 @@ class Led(Generic[S]):
         self.appended = 0
         self.committed = 0
         self.rows = 0
+        self.read_to = 0
 
     def is_current(self, partition: Partition) -> bool:
         """Whether the leadership that it was loaded for goes on."""
@@ -196,7 +198,7 @@ class CoordinatorRuntime(ABC, Generic[S]):
                 raise CoordinatorNotAvailableError(f"{partition} could not be read up to {high_watermark}")
             for frame in read.frames:
                 self._replay(led, frame)
-            position = read.next_offset
+            led.read_to = position = read.next_offset
         return led
 
     def _follow_leadership(self) -> None:

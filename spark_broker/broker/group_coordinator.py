@@ -16,7 +16,7 @@ from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import CONFIRMATIONS_MAX, Confirm, no_coordinator
 from spark_broker.broker.coordinator_runtime import CoordinatorRuntime, Led
-from spark_broker.broker.internal_records import Row, encode_rows, rows_of
+from spark_broker.broker.internal_records import encode_rows, row_batches, rows_of
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Answer, Reply
@@ -26,8 +26,6 @@ from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.core.groups.machine import GroupShard
 from spark_broker.core.groups.records import (
     GroupRecord,
-    OffsetKey,
-    OffsetValue,
     OldCommit,
     OldOffsetKey,
     OldOffsetValue,
@@ -74,10 +72,6 @@ later leader had been elected when it was appended.
 """
 
 
-BATCH_BYTES = 1_048_576
-"""What a shard decides by itself, of many groups at once, is appended in batches of this size."""
-
-
 class _Held(NamedTuple):
     """An answer that is given when so many appends of the shard are committed."""
 
@@ -109,7 +103,6 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         self._settings = GroupSettings(offsets_retention_ms=config.offsets_retention_minutes * 60_000)
         self._confirm = confirm
         self._held: dict[int, deque[_Held]] = {}  # by partition of the topic
-        self._taken_to: dict[int, int] = {}  # the same: what transactions wrote before this offset is taken
         self._loads = 0
         self._image = EMPTY_IMAGE  # of which `_topics` are
         self._topics = Topics()
@@ -136,14 +129,14 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         if not request.offsets:
             reply(EmptyResponse())
             return
-        transactional = isinstance(request, TransactionalOffsetCommitRequest)
+        transaction = request if isinstance(request, TransactionalOffsetCommitRequest) else None
         offsets, refusal = self._identify(request, give_way)
-        if refusal is not None and (transactional or not offsets):
+        if refusal is not None and (transaction is not None or not offsets):
             raise refusal
         commit = Commit(request.group_id, offsets)
         with _coordinator_errors():
-            if isinstance(request, TransactionalOffsetCommitRequest):
-                self._commit_in_transaction(request, commit, deadline_ms, reply)
+            if transaction is not None:
+                self._commit_in_transaction(transaction, commit, deadline_ms, reply)
                 return
             with self._turn():
                 led = self._asked(commit.group_id)
@@ -212,7 +205,7 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
     ) -> Append:
         topic = led.partition.topic
         message = encode_rows(
-            self._rows_of(commit),
+            [encode_record(GroupRecord(*record)) for record in led.shard.offset_records(commit, self._now())],
             topic.schemas[-1],
             topic.schema_id,
             self._clock.wall_ms(),
@@ -222,16 +215,6 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
             attributes=TRANSACTIONAL,
         )
         return Append(message, led.leader_epoch, ACKS_ALL, topic.schema_id, deadline_ms)
-
-    def _rows_of(self, commit: Commit) -> list[Row]:
-        image, now_ms = self._manager.image, self._clock.wall_ms()
-        records = []
-        for (topic_id, number), offset in commit.offsets.items():
-            topic = image.topics.get(topic_id)
-            name = "" if topic is None else topic.name
-            value = OffsetValue(offset.offset, offset.leader_epoch, offset.metadata, now_ms, name)
-            records.append(GroupRecord(OffsetKey(commit.group_id, topic_id, number), value))
-        return [encode_record(record) for record in records]
 
     def fetch(self, request: OffsetFetchRequest, reply: Reply) -> None:
         """Answer with what the group has committed, once it is certain that this broker still leads.
@@ -292,7 +275,6 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         else:
             for record in self._records_of(led, frame):
                 led.shard.replay(record)
-        self._taken_to[led.number] = header.next_offset
 
     def _records_of(self, led: Led[GroupShard], frame: Frame) -> list[GroupRecord | OldCommit]:
         return [decode_record(key, value) for key, value in rows_of(led.partition.reader.decode(frame))]
@@ -304,7 +286,6 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         self._append_decided(led, led.shard.topics_changed(self._topics, self._image.tombstones, self._now()))
 
     def _unloaded(self, led: Led[GroupShard]) -> None:
-        self._taken_to.pop(led.number, None)
         moved = NotLeaderOrFollowerError("the coordinator moved before it could answer")
         self._outbox.extend(partial(held.reply, moved) for held in self._held.pop(led.number, ()))
 
@@ -343,13 +324,13 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
 
     def _bring_up_to_date(self, led: Led[GroupShard]) -> None:
         """Take what transactions have written since the last time, and the topics as they are now."""
-        taken_to, log = self._taken_to.get(led.number, 0), led.partition.log
+        log, taken_to = led.partition.log, led.read_to
         if taken_to < log.log_end_offset:
             for header in led.partition.guard_storage(lambda: list(log.headers(taken_to))):
                 if header.base_offset >= taken_to and header.attributes & (CONTROL | TRANSACTIONAL):
                     for frame in led.partition.read_log(header.base_offset, header.length, header.next_offset):
                         self._replay(led, frame)
-                self._taken_to[led.number] = header.next_offset
+                led.read_to = header.next_offset
         self._take_image()
         if led.shard.topics is not self._topics:
             deleted = led.shard.topics.by_id.keys() - self._topics.by_id.keys()
@@ -369,7 +350,7 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         for move in decision.moves:
             logger.log(logging.INFO if move.epoch else logging.DEBUG, "%s", move)  # debug: it has never had a member
         try:
-            for rows in _batches([encode_record(record) for record in decision.records]):
+            for rows in row_batches([encode_record(record) for record in decision.records]):
                 self._append(led, rows)
         except SparkBrokerError:
             self._unload(led)
@@ -420,20 +401,6 @@ def topics_of(image: MetadataImage) -> Topics:
         for topic in image.topics.values()
     )
     return Topics(topics, image.next_offset)
-
-
-def _batches(rows: list[Row]) -> Iterator[list[Row]]:
-    """Batches of a moderate size, so that the topic accepts each."""
-    batch: list[Row] = []
-    size_bytes = 0
-    for row in rows:
-        batch.append(row)
-        size_bytes += len(row[0]) + len(row[1] or b"")
-        if size_bytes >= BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
 
 
 @contextmanager

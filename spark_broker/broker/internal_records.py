@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
 from spark_broker.protocol.arrays import array_of, scalar_of
 from spark_broker.protocol.arrow_message import encode_batch
+
+BATCH_BYTES = 1_048_576
 
 Row = tuple[bytes, bytes | None]
 """Key and value. None: a tombstone."""
@@ -39,6 +41,21 @@ def encode_rows(
         base_sequence=sequence,
         attributes=attributes,
     )
+
+
+def row_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """The rows in batches of a moderate size, so that the topic accepts each, however many rows there are."""
+    batch: list[Row] = []
+    size_bytes = 0
+    for row in rows:
+        key, value = row
+        batch.append(row)
+        size_bytes += len(key) + len(value or b"")
+        if size_bytes >= BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, bytes | None]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.coordinator_runtime import AppendOfShard, CoordinatorRuntime, Led
-from spark_broker.broker.internal_records import Row, rows_of
+from spark_broker.broker.internal_records import row_batches, rows_of
 from spark_broker.broker.marker_queue import MarkerQueue, Round
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.partition import Partition
@@ -60,7 +60,6 @@ REQUESTS_MAX = 20_000
 
 MARKERS_TIMEOUT_MS = 10_000
 ALLOCATION_BACKOFF_MS = 200
-SNAPSHOT_BATCH_BYTES = 1_048_576
 
 
 class Peers(Protocol):
@@ -237,7 +236,7 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
         The cleaner would not do: most records change only a part of an id's state, so that each is needed.
         """
         first: AppendOfShard[TransactionShard] | None = None
-        for rows in snapshot_batches(led.shard):
+        for rows in row_batches([encode_record(record) for record in led.shard.snapshot()]):
             try:
                 append = self._append(led, rows)
             except SparkBrokerError as error:
@@ -297,18 +296,3 @@ class _Snapshot:
 
     first: AppendOfShard[TransactionShard]
     last: int
-
-
-def snapshot_batches(shard: TransactionShard) -> Iterator[list[Row]]:
-    """The whole state as it is now, in batches of a moderate size."""
-    batch: list[Row] = []
-    size_bytes = 0
-    for record in list(shard.snapshot()):
-        row = encode_record(record)
-        batch.append(row)
-        size_bytes += len(row.key) + len(row.value)
-        if size_bytes >= SNAPSHOT_BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch

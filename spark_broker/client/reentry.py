@@ -8,7 +8,6 @@ that calls which come from elsewhere pay nothing for the question.
 from __future__ import annotations
 
 import sys
-import threading
 from concurrent.futures import Future
 from enum import IntEnum
 from pathlib import Path
@@ -85,13 +84,6 @@ def refusal(place: Within) -> ReentrantCallError:
     """The error of a call that cannot work there."""
     where = "a done-callback" if place is Within.CALLBACK else "a call of this client, which it interrupted"
     return ReentrantCallError(f"called within {where}: it would wait for what goes on only afterwards")
-
-
-def take(lock: threading.Lock, *parts: object) -> None:
-    """Acquire a lock. Raises ReentrantCallError where this thread may hold it in a call that it has interrupted."""
-    if not lock.acquire(blocking=False):
-        refuse_within(*parts)
-        lock.acquire()
 
 
 def _chain(frame: FrameType, parts: tuple[object, ...]) -> tuple[list[str], FrameType | None]:

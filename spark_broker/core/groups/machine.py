@@ -25,7 +25,7 @@ records that may not be committed yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -427,12 +427,19 @@ class GroupShard(Machine[ShardStanding]):
         """
         step = self._step(now)
         refused = self.refused_offsets(commit)
+        for key, value in self.offset_records(commit, now, refused):
+            step.write(key, value)
+        return self._decide("commit", step, CommitAnswer(refused))
+
+    def offset_records(
+        self, commit: Commit, now: Now, refused: Container[Partition] = ()
+    ) -> Iterator[tuple[OffsetKey, OffsetValue]]:
+        """Key and value of each offset that is not refused. Those of a transaction are appended by the shell."""
         for partition, offset in commit.offsets.items():
             if partition not in refused:
                 topic = self.topics.by_id[partition[0]]
                 value = OffsetValue(offset.offset, offset.leader_epoch, offset.metadata, now.wall_ms, topic.name)
-                step.write(OffsetKey(commit.group_id, *partition), value)
-        return self._decide("commit", step, CommitAnswer(refused))
+                yield OffsetKey(commit.group_id, *partition), value
 
     def refused_offsets(self, commit: Commit) -> dict[Partition, SparkBrokerError]:
         """Why offsets of some partitions may not be committed. Raises what `commit` raises.

@@ -20,10 +20,10 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnsupportedAssignorError,
 )
+from spark_broker.model import NAME_MAX
 
 A_co = TypeVar("A_co", covariant=True)
 
-NAME_MAX = 249
 TOPICS_MAX = 10_000
 REASON_MAX = 255
 METADATA_MAX = 4096

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from spark_broker.core.groups.patterns import compile_pattern
 from spark_broker.core.groups.records import MemberValue
-
-INTERNAL = "__"
-"""Names of internal topics begin so. A pattern does not match them; a subscription may name them."""
+from spark_broker.model import INTERNAL_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +37,14 @@ class Topics:
         return [named[topic_id] for topic_id in sorted(named)]
 
     def _matches(self, pattern: str) -> tuple[Topic, ...]:
-        """Each pattern is matched once with each image."""
+        """Each pattern is matched once with each image. It matches no internal topic; a subscription may name one."""
         matching = self._matching.get(pattern)
         if matching is None:
             matches = compile_pattern(pattern).matches
             matching = self._matching[pattern] = tuple(
-                topic for topic in self.by_name.values() if not topic.name.startswith(INTERNAL) and matches(topic.name)
+                topic
+                for topic in self.by_name.values()
+                if not topic.name.startswith(INTERNAL_PREFIX) and matches(topic.name)
             )
         return matching
 

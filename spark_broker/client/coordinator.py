@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of
@@ -25,6 +26,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.murmur2 import group_partition
 
 A = TypeVar("A", bound=CallResponse)
+R = TypeVar("R")
 
 _ENSURE: dict[str, CallRequest] = {
     CONSUMER_OFFSETS_TOPIC: EnsureOffsetsTopicRequest(),
@@ -77,21 +79,27 @@ class CoordinatorClient:
             limit = deadline if patient else Deadline.after_ms(PATIENCE_MS << min(attempt - 1, 16))
             return self._ask_leader(request, min(limit, deadline, key=lambda each: each.at_s), deadline)
 
-        response = call_with_retries(
-            once,
+        response = self._retried(once, deadline)
+        if not isinstance(response, answer):
+            raise UnknownServerError(f"{type(request).__name__} was answered with {type(response).__name__}")
+        return response
+
+    def partition(self, deadline: Deadline) -> int:
+        """The key's partition of the internal topic. Waits until the topic is there, as `ask` does. Raises typed errors
+        when no broker says how many partitions there are.
+        """
+        topic = self._retried(lambda: self._found_topic(deadline), deadline)
+        return group_partition(self._key, len(topic.partitions))
+
+    def _retried(self, action: Callable[[], R], deadline: Deadline) -> R:
+        return call_with_retries(
+            action,
             deadline=deadline,
             backoff=self._metadata.backoff,
             closing=self._metadata.closing,
             retry=TopicGrace().retries,
             between=lambda error: self._look_again(error, deadline),
         )
-        if not isinstance(response, answer):
-            raise UnknownServerError(f"{type(request).__name__} was answered with {type(response).__name__}")
-        return response
-
-    def partition(self, deadline: Deadline) -> int:
-        """The key's partition of the internal topic. Raises typed errors when no broker says how many there are."""
-        return group_partition(self._key, len(self._found_topic(deadline).partitions))
 
     def _look_again(self, error: SparkBrokerError, deadline: Deadline) -> None:
         if error.refresh_metadata:

@@ -39,7 +39,9 @@ from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import (
     AppendRequest,
     CallRequest,
+    EmptyResponse,
     EndTransactionRequest,
+    EnsureOffsetsTopicRequest,
     ErrorResponse,
     InitProducerIdRequest,
     InitTransactionsRequest,
@@ -568,6 +570,15 @@ def test_offsets_are_committed_with_the_transaction(cluster: FakeCluster, values
         assert consumer.committed(t1) == OffsetAndMetadata(3, 2, "note")
     sent = [request for _, request in cluster.calls if isinstance(request, TransactionalOffsetCommitRequest)]
     assert [(request.producer_epoch, request.sequence) for request in sent] == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_the_first_offsets_wait_until_their_internal_topic_is_there(cluster: FakeCluster) -> None:
+    """Story: the transaction failed with COORDINATOR_NOT_AVAILABLE while `__consumer_offsets` was being made."""
+    hook = Once(EnsureOffsetsTopicRequest, lambda broker, request: EmptyResponse())
+    cluster.call_hook = hook
+    with transactional(cluster) as producer, producer.transaction():
+        producer.send_offsets_to_transaction({T0: 5}, "g")
+    assert cluster.committed["g", "t", 0].offset == 5
 
 
 def test_offsets_whose_answer_is_lost_are_sent_again_under_the_same_number(cluster: FakeCluster) -> None:

@@ -370,6 +370,16 @@ class ClusterConfig(Config):
         "Forget the offsets of a group that has had no member, and has committed nothing, for this long.",
         between(1, INT32_MAX),
     )
+    group_max_size: int = setting(1000, "Members that a consumer group may have.", between(1, INT32_MAX))
+    group_min_session_timeout_ms: int = setting(
+        1000, "Smallest session.timeout.ms that a consumer may ask for. Kafka's default is 6000.", between(1, INT32_MAX)
+    )
+    group_max_session_timeout_ms: int = setting(
+        1_800_000, "Largest session.timeout.ms that a consumer may ask for.", between(1, INT32_MAX)
+    )
+    group_consumer_heartbeat_interval_ms: int = setting(
+        5000, "How often the members of a group that is at rest send a heartbeat, at most.", between(10, INT32_MAX)
+    )
     transaction_state_log_num_partitions: int = setting(
         50, "Partitions of __transaction_state, when it is first made.", between(1, 1000)
     )

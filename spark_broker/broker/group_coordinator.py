@@ -5,90 +5,73 @@ Only `confirm` waits, for a transaction's first commit. So simulated brokers run
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import TypeVar
 
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import CONFIRMATIONS_MAX, Confirm, no_coordinator
-from spark_broker.broker.coordinator_runtime import CoordinatorRuntime, Led
-from spark_broker.broker.internal_records import encode_rows, row_batches, rows_of
+from spark_broker.broker.coordinator_runtime import Led
+from spark_broker.broker.group_messages import (
+    check_commit,
+    commit_of,
+    committed_offsets,
+    description_of,
+    heartbeat_of,
+    known_partitions,
+    offsets_to_commit,
+)
+from spark_broker.broker.group_shards import Compute, GroupShards, compute_here
+from spark_broker.broker.internal_records import encode_rows
+from spark_broker.broker.parked_heartbeats import Parked, ParkedKey
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
 from spark_broker.config import ClusterConfig
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.core.groups.machine import GroupShard
 from spark_broker.core.groups.records import (
     GroupRecord,
-    OldCommit,
-    OldOffsetKey,
-    OldOffsetValue,
-    decode_record,
     encode_record,
 )
-from spark_broker.core.groups.records import Partition as TopicPartitionId
-from spark_broker.core.groups.requests import Commit, CommitOffset, Decision, GroupSettings, Now
-from spark_broker.core.groups.topics import Topic, Topics
+from spark_broker.core.groups.requests import (
+    Commit,
+    CommitAnswer,
+    Decision,
+)
 from spark_broker.core.replica import ACKS_ALL
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
-    InconsistentTopicIdError,
     InvalidRequestError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
     UnstableOffsetCommitError,
 )
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
+from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.messages import (
-    CommittedOffset,
+    CallRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupOffsetsRequest,
+    DeleteGroupRequest,
+    DescribeGroupRequest,
     EmptyResponse,
+    GroupListing,
+    ListGroupsRequest,
+    ListGroupsResponse,
     OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
     TransactionalOffsetCommitRequest,
 )
 
-logger = logging.getLogger(__name__)
-
-LOADS_BITS = 24
-"""A generation of a shard: the leader epoch, then how many shards this broker has loaded."""
-
-WAITING_MAX = 20_000
-"""Requests that may wait at a time for what they have appended; beyond it, they are refused."""
-
-READ_BARRIER = encode_record(OldCommit(OldOffsetKey("", "", 0), OldOffsetValue(0, -1, "")))
-"""A record of no group. A coordinator appends it to learn whether it still leads: once the record is committed, no
-later leader had been elected when it was appended.
-"""
+A = TypeVar("A")
 
 
-class _Held(NamedTuple):
-    """An answer that is given when so many appends of the shard are committed."""
-
-    appends: int
-    reply: Reply
-    answer: Answer
-
-
-class GroupCoordinator(CoordinatorRuntime[GroupShard]):
-    """Offsets of groups live in the log: a new leader reads them from it. `commit` and `fetch` are safe from any
-    thread.
-
-    Batches of transactions, and their markers, are taken from the log when the shard is next asked, also before they
-    are committed: nothing that depends on them is answered sooner than they are. What a shard decides, it has at once.
-    """
-
-    topic_name = CONSUMER_OFFSETS_TOPIC
+class GroupCoordinator(GroupShards):
+    """Offsets of groups live in the log: a new leader reads them from it. All of it is safe from any thread."""
 
     def __init__(
         self,
@@ -97,15 +80,11 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         confirm: Confirm = no_coordinator,
         *,
         wake: Callable[[], None] = lambda: None,
+        compute: Compute = compute_here,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(manager, wake=wake, clock=clock)
-        self._settings = GroupSettings(offsets_retention_ms=config.offsets_retention_minutes * 60_000)
+        super().__init__(manager, config, wake=wake, compute=compute, clock=clock)
         self._confirm = confirm
-        self._held: dict[int, deque[_Held]] = {}  # by partition of the topic
-        self._loads = 0
-        self._image = EMPTY_IMAGE  # of which `_topics` are
-        self._topics = Topics()
 
     def commit(
         self,
@@ -122,64 +101,24 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         what is there. Those of a transaction are all committed, or none. Raises the error that the client gets when
         nothing was appended.
         """
-        if not request.group_id:
-            raise InvalidRequestError("a commit without a group id")
-        if any(committed.offset < 0 for committed in request.offsets):
-            raise InvalidRequestError("a commit of a negative offset")
+        check_commit(request)
         if not request.offsets:
             reply(EmptyResponse())
             return
         transaction = request if isinstance(request, TransactionalOffsetCommitRequest) else None
-        offsets, refusal = self._identify(request, give_way)
+        offsets, refusal = offsets_to_commit(pieces(request.offsets, give_way), self._manager.image)
         if refusal is not None and (transaction is not None or not offsets):
             raise refusal
-        commit = Commit(request.group_id, offsets)
-        with _coordinator_errors():
-            if transaction is not None:
+        commit = commit_of(request, offsets)
+        if transaction is not None:
+            with _coordinator_errors():
                 self._commit_in_transaction(transaction, commit, deadline_ms, reply)
-                return
-            with self._turn():
-                led = self._asked(commit.group_id)
-                decision = led.shard.commit(commit, self._now())
-                self._append_decided(led, decision)
-                refusal = refusal or next(iter(decision.answer.refused.values()), None)
-                self._answer(led, reply, refusal or EmptyResponse())
+            return
 
-    def _identify(
-        self, request: OffsetCommitRequest | TransactionalOffsetCommitRequest, give_way: GiveWay
-    ) -> tuple[dict[TopicPartitionId, CommitOffset], SparkBrokerError | None]:
-        """The offsets by partition; and the error of the first one whose partition is not there."""
-        offsets: dict[TopicPartitionId, CommitOffset] = {}
-        refusal: SparkBrokerError | None = None
-        for committed in pieces(request.offsets, give_way):
-            try:
-                partition, offset = self._identified(committed)
-            except SparkBrokerError as error:
-                refusal = refusal or error
-            else:
-                offsets[partition] = offset
-        return offsets, refusal
+        def answer(taken: CommitAnswer) -> Answer:
+            return refusal or next(iter(taken.refused.values()), None) or EmptyResponse()
 
-    def _identified(self, committed: CommittedOffset) -> tuple[TopicPartitionId, CommitOffset]:
-        """The partition by its topic's id. Raises InconsistentTopicIdError for a topic that was deleted."""
-        image = self._manager.image
-        topic = image.topics.get(committed.topic_id) if committed.topic_id else image.topic(committed.topic)
-        if topic is None and committed.topic_id in image.tombstones:
-            raise InconsistentTopicIdError(f"topic {committed.topic!r}, whose offset is committed, was deleted")
-        if topic is None and committed.topic_id:
-            raise UnknownTopicIdError(f"this broker knows no topic {committed.topic!r} with id {committed.topic_id}")
-        if topic is None:
-            raise UnknownTopicOrPartitionError(f"a commit of offsets: topic {committed.topic!r} does not exist")
-        if committed.partition >= len(topic.partitions):
-            there = f"topic {topic.name!r} has {len(topic.partitions)} partitions"
-            raise UnknownTopicOrPartitionError(f"a commit of offsets: {there}, not {committed.partition + 1}")
-        offset = CommitOffset(committed.offset, committed.leader_epoch, committed.metadata)
-        return (topic.topic_id, committed.partition), offset
-
-    def _check(self, led: Led[GroupShard], commit: Commit) -> None:
-        """Raises the error of the first offset that is refused: a transaction is done as a whole, or not at all."""
-        for refusal in led.shard.refused_offsets(commit).values():
-            raise refusal
+        self._ask(commit.group_id, reply, lambda led: led.shard.commit(commit, self._now()), answer)
 
     def _commit_in_transaction(
         self, request: TransactionalOffsetCommitRequest, commit: Commit, deadline_ms: int, reply: Reply
@@ -189,7 +128,10 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         for _ in range(CONFIRMATIONS_MAX):
             with self._turn():
                 led = self._asked(commit.group_id)
-                self._check(led, commit)
+                refusal = _refusal_of(led, commit)
+                if refusal is not None:
+                    self._answer(led, reply, refusal)
+                    return
                 append = self._transactional(led, commit, request, deadline_ms)
                 partition = led.partition
                 awaited = partition.append(append, _TransactionalCommit(self, reply))
@@ -226,7 +168,8 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
         read, but not commit: the other replicas follow the new leader. So it appends a barrier, unless it is alone in
         the ISR (docs/adr/0013-read-barriers.md).
         """
-        wanted = None if request.partitions is None else self._known(request.partitions)
+        image = self._manager.image
+        wanted = None if request.partitions is None else known_partitions(request.partitions, image)
         with _coordinator_errors(), self._turn():
             led = self._asked(request.group_id)
             undecided = led.shard.state.undecided.of(request.group_id, wanted) if request.require_stable else None
@@ -236,136 +179,99 @@ class GroupCoordinator(CoordinatorRuntime[GroupShard]):
                 raise UnstableOffsetCommitError(
                     f"a transaction of group {request.group_id!r} that is open moves {moves}"
                 )
-            answer = OffsetFetchResponse(self._committed_of(led, request.group_id, wanted))
-            if led.partition.is_replaceable():
-                self._append(led, [READ_BARRIER])
-            else:
-                led.check_leadership()
-            self._answer(led, reply, answer)
-
-    def _known(self, partitions: Iterable[tuple[str, int]]) -> list[TopicPartitionId]:
-        """The partitions by their topics' ids. One whose topic is not there has no offset."""
-        topics = ((self._manager.image.topic(name), number) for name, number in partitions)
-        return [(topic.topic_id, number) for topic, number in topics if topic is not None]
-
-    def _committed_of(
-        self, led: Led[GroupShard], group_id: str, partitions: list[TopicPartitionId] | None
-    ) -> list[CommittedOffset]:
-        """By name: what is committed of a topic that was deleted is none of a later topic's."""
-        by_id, offsets = led.shard.topics.by_id, led.shard.offsets(group_id, partitions)
-        committed = [
-            CommittedOffset(by_id[id_].name, number, value.offset, value.leader_epoch, value.metadata, id_)
-            for (id_, number), value in offsets.items()
-            if id_ in by_id
-        ]
-        return committed if partitions is not None else sorted(committed, key=lambda c: (c.topic, c.partition))
-
-    # What the runtime asks for.
-
-    def _new_shard(self, partition: Partition) -> GroupShard:
-        self._loads += 1
-        return GroupShard(self._settings, (partition.leader_epoch() << LOADS_BITS) + self._loads, str(partition))
-
-    def _replay(self, led: Led[GroupShard], frame: Frame) -> None:
-        header = frame.header
-        if header.attributes & CONTROL:
-            led.shard.decide(header.producer_id, committed=not header.attributes & ABORT)
-        elif header.attributes & TRANSACTIONAL:
-            led.shard.write_undecided(header.producer_id, self._records_of(led, frame))
-        else:
-            for record in self._records_of(led, frame):
-                led.shard.replay(record)
-
-    def _records_of(self, led: Led[GroupShard], frame: Frame) -> list[GroupRecord | OldCommit]:
-        return [decode_record(key, value) for key, value in rows_of(led.partition.reader.decode(frame))]
-
-    def _loaded(self, led: Led[GroupShard]) -> None:
-        logger.info("coordinates %s groups of %s", len(led.shard.state.groups), led.partition)
-        self._take_image()
-        self._append_decided(led, led.shard.loaded(self._topics, self._now()))
-        self._append_decided(led, led.shard.topics_changed(self._topics, self._image.tombstones, self._now()))
-
-    def _unloaded(self, led: Led[GroupShard]) -> None:
-        moved = NotLeaderOrFollowerError("the coordinator moved before it could answer")
-        self._outbox.extend(partial(held.reply, moved) for held in self._held.pop(led.number, ()))
-
-    def _committed(self, led: Led[GroupShard]) -> None:
-        held = self._held.get(led.number)
-        while held and held[0].appends <= led.committed:
-            self._outbox.append(partial(held[0].reply, held.popleft().answer))
-
-    def _time_passes(self) -> None:
-        """Topics change; sessions end; offsets of groups that nobody uses expire."""
-        for led in list(self._shards.values()):
+            member = (request.member_id, request.member_epoch)
             try:
-                self._bring_up_to_date(led)
-                if led.shard.next_due_ms <= self._clock.boottime_ms():
-                    is_open = self._has_open_transaction(led)
-                    self._append_decided(led, led.shard.clock(self._now(), is_open))
+                offsets = committed_offsets(led.shard.offsets(request.group_id, wanted, *member), led.shard.topics)
             except SparkBrokerError as error:
-                # A failed disk has stopped the partition already. Anything else is tried again.
-                logger.debug("%s: what is due waits: %s", led.partition, error)
+                self._answer(led, reply, error)
+                return
+            if wanted is None:
+                offsets.sort(key=lambda committed: (committed.topic, committed.partition))
+            self._answer_certainly(led, reply, OffsetFetchResponse(offsets))
 
-    def _has_open_transaction(self, led: Led[GroupShard]) -> Callable[[str], bool]:
-        return lambda group_id: led.shard.state.undecided.of(group_id) is not None
+    def _ask(
+        self,
+        group_id: str,
+        reply: Reply,
+        event: Callable[[Led[GroupShard]], Decision[A]],
+        answer: Callable[[A], Answer],
+    ) -> None:
+        """One event of the group's shard, and its answer. A refusal is an answer, too: it rests on records that may
+        not be committed yet.
+        """
+        with _coordinator_errors(), self._turn():
+            led = self._asked(group_id)
+            try:
+                decision = event(led)
+            except SparkBrokerError as error:
+                self._answer(led, reply, error)
+            else:
+                self._carry_out(led, decision)
+                self._answer(led, reply, answer(decision.answer))
 
-    # What decisions have in common.
+    def answer(self, request: CallRequest, reply: Reply) -> bool:
+        """Answer a request about groups, now or later. False: it is none. Commits and fetches are not among them."""
+        match request:
+            case ConsumerGroupHeartbeatRequest():
+                self.heartbeat(request, reply)
+            case ListGroupsRequest():
+                self.list_groups(reply)
+            case DescribeGroupRequest():
+                self.describe(request, reply)
+            case DeleteGroupRequest() | DeleteGroupOffsetsRequest():
+                self.delete(request, reply)
+            case _:
+                return False
+        return True
 
-    def _now(self) -> Now:
-        return Now(self._clock.boottime_ms(), self._clock.wall_ms())
+    def heartbeat(self, request: ConsumerGroupHeartbeatRequest, reply: Reply) -> None:
+        """A member joins, goes on or leaves. `reply` gets ConsumerGroupHeartbeatResponse or the error: later, while the
+        member has nothing to do.
+        """
+        beat = heartbeat_of(request)
+        with _coordinator_errors(), self._turn():
+            led = self._asked(beat.group_id)
+            key = ParkedKey(led.number, beat.group_id, beat.member_id)
+            try:
+                decision = led.shard.heartbeat(beat, self._now())
+            except SparkBrokerError as error:
+                self._answer(led, reply, error)
+            else:
+                self._carry_out(led, decision)
+                self._overtake(key, beat.sequence)
+                parked = Parked(beat.sequence, reply, self._clock.boottime_ms() + self._hold_ms(led, key))
+                self._answer_heartbeat(led, key, parked, decision.answer)
 
-    def _asked(self, group_id: str) -> Led[GroupShard]:
-        """The group's shard, up to date. Raises the error that says why there is none, or why it is not asked now."""
-        led = self._shard_of(group_id)
-        if len(self._held.get(led.number, ())) >= WAITING_MAX:
-            raise CoordinatorNotAvailableError(f"{WAITING_MAX:,} requests wait at this coordinator")
-        self._bring_up_to_date(led)
-        return led
+    def list_groups(self, reply: Reply) -> None:
+        """Every group of the shards that this broker leads, as it is now."""
+        with _coordinator_errors(), self._turn():
+            listings = [
+                GroupListing(group_id, phase.value, len(led.shard.state.group(group_id).members))
+                for led in self._shards.values()
+                for group_id, phase in led.shard.phases().items()
+            ]
+        reply(ListGroupsResponse(sorted(listings, key=lambda each: each.group_id)))
 
-    def _bring_up_to_date(self, led: Led[GroupShard]) -> None:
-        """Take what transactions have written since the last time, and the topics as they are now."""
-        log, taken_to = led.partition.log, led.read_to
-        if taken_to < log.log_end_offset:
-            for header in led.partition.guard_storage(lambda: list(log.headers(taken_to))):
-                if header.base_offset >= taken_to and header.attributes & (CONTROL | TRANSACTIONAL):
-                    for frame in led.partition.read_log(header.base_offset, header.length, header.next_offset):
-                        self._replay(led, frame)
-                led.read_to = header.next_offset
-        self._take_image()
-        if led.shard.topics is not self._topics:
-            deleted = led.shard.topics.by_id.keys() - self._topics.by_id.keys()
-            gone = {topic_id for topic_id in deleted if topic_id in self._image.tombstones}
-            self._append_decided(led, led.shard.topics_changed(self._topics, gone, self._now()))
+    def describe(self, request: DescribeGroupRequest, reply: Reply) -> None:
+        """Describe a group, once it is certain that this broker still leads. Errors: as of `commit`."""
+        with _coordinator_errors(), self._turn():
+            led = self._asked(request.group_id)
+            group = led.shard.describe(request.group_id)
+            answer = description_of(group, led.shard.topics, self._manager.broker_id, led.leader_epoch)
+            self._answer_certainly(led, reply, answer)
 
-    def _take_image(self) -> None:
-        image = self._manager.image
-        if image is not self._image:
-            topics = topics_of(image)
-            if topics.by_id != self._topics.by_id:
-                self._topics = topics
-            self._image = image
+    def delete(self, request: DeleteGroupRequest | DeleteGroupOffsetsRequest, reply: Reply) -> None:
+        """Forget a group, or some of its offsets. `reply` and errors: as of `commit`."""
+        group_id = request.group_id
 
-    def _append_decided(self, led: Led[GroupShard], decision: Decision[object]) -> None:
-        """Append what the shard has decided, and has already. When it is refused, that has not happened."""
-        for move in decision.moves:
-            logger.log(logging.INFO if move.epoch else logging.DEBUG, "%s", move)  # debug: it has never had a member
-        try:
-            for rows in row_batches([encode_record(record) for record in decision.records]):
-                self._append(led, rows)
-        except SparkBrokerError:
-            self._unload(led)
-            raise
+        def delete(led: Led[GroupShard]) -> Decision[None]:
+            is_open = self._has_open_transaction(led)
+            if isinstance(request, DeleteGroupRequest):
+                return led.shard.delete_group(group_id, self._now(), is_open)
+            partitions = known_partitions(request.partitions, self._manager.image)
+            return led.shard.delete_offsets(group_id, partitions, self._now(), is_open)
 
-    def reply_later(self, reply: Reply, answer: Answer) -> None:
-        """Event: the answer is known. It leaves outside of the lock."""
-        self._outbox.append(partial(reply, answer))
-
-    def _answer(self, led: Led[GroupShard], reply: Reply, answer: Answer) -> None:
-        """Answer once everything is committed that was appended so far: the answer may show it."""
-        if led.appended == led.committed:
-            self._outbox.append(partial(reply, answer))
-        else:
-            self._held.setdefault(led.number, deque()).append(_Held(led.appended, reply, answer))
+        self._ask(group_id, reply, delete, lambda _: EmptyResponse())
 
 
 class _TransactionalCommit:
@@ -386,21 +292,12 @@ class _TransactionalCommit:
         self._coordinator.note(partial(self._coordinator.reply_later, self._reply, error))
 
 
-def topics_of(image: MetadataImage) -> Topics:
-    """The topics of an image, with the racks of their replicas where brokers have racks."""
-    racks = {broker.id: broker.rack for broker in image.brokers.values() if broker.rack}
-    topics = (
-        Topic(
-            topic.topic_id,
-            topic.name,
-            len(topic.partitions),
-            tuple(tuple(sorted({racks[r] for r in p.replicas if r in racks})) for p in topic.partitions)
-            if racks
-            else (),
-        )
-        for topic in image.topics.values()
-    )
-    return Topics(topics, image.next_offset)
+def _refusal_of(led: Led[GroupShard], commit: Commit) -> SparkBrokerError | None:
+    """Why a transaction may not commit these offsets: it is done as a whole, or not at all."""
+    try:
+        return next(iter(led.shard.refused_offsets(commit).values()), None)
+    except SparkBrokerError as error:
+        return error
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from spark_broker.broker.request_queue import RequestQueue
 from spark_broker.broker.service import BrokerService
 from spark_broker.broker.session import ControllerSession, SessionEvents
 from spark_broker.broker.spec import STOPPED, BrokerSpec
+from spark_broker.broker.target_thread import TargetThread
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.errors import InvalidConfigError, SparkBrokerError
@@ -97,7 +98,10 @@ class Broker:
         self._transactions = TransactionService(self._manager, settings.cluster, self._calls, self._on_bug)
         confirm = self._transactions.confirm
         self._groups = CoordinatorThread("groups", self._on_bug)
-        coordinator = GroupCoordinator(self._manager, settings.cluster, confirm, wake=self._groups.wake)
+        self._targets = TargetThread(self._on_bug)
+        coordinator = GroupCoordinator(
+            self._manager, settings.cluster, confirm, wake=self._groups.wake, compute=self._targets.compute
+        )
         self._groups.coordinator = coordinator
         self._queue, passing_on = (
             RequestQueue(settings.cluster.num_io_threads, settings.cluster.queued_max_requests) for _ in range(2)
@@ -170,7 +174,7 @@ class Broker:
         """Serve until there is a reason to end."""
         self._directory.update(port=self._server.port)
         cleaner = self._cleaner
-        coordinators = (self._transactions, self._groups)
+        coordinators = (self._transactions, self._groups, self._targets)
         threads = (self._proposals, self._maintenance, cleaner, self._files, self._calls, *coordinators)
         for thread in (*threads, self._session):
             thread.start()

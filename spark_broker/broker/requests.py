@@ -136,7 +136,7 @@ class BrokerRequests:
             case ReplicaStateRequest(topic_id, partition, leader_epoch):
                 reply(self._manager.partition(topic_id, partition).replica_state(leader_epoch))
             case _:
-                if self._answer_transactional(request, reply):
+                if self._coordinator.answer(request, reply) or self._answer_transactional(request, reply):
                     return
                 if not isinstance(request, PASSED_ON):
                     raise InvalidRequestError(f"a {type(request).__name__} is not for clients")

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.group_coordinator import GroupCoordinator
+from spark_broker.broker.group_shards import HELD_MAX_MS
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Reply
 from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn, keep_on
@@ -15,7 +16,12 @@ from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, Transaction
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     CallRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupOffsetsRequest,
+    DeleteGroupRequest,
+    DescribeGroupRequest,
     InitProducerIdRequest,
+    ListGroupsRequest,
     ListOffsetsRequest,
     Message,
     MetadataRequest,
@@ -61,7 +67,8 @@ class BrokerService:
     def answer(self, request: CallRequest) -> Message:
         """The response. Raises the error that the client gets."""
         answer = AwaitedAnswer()
-        with SLOW.watch(type(request).__name__):
+        holds = isinstance(request, ConsumerGroupHeartbeatRequest)  # it waits on purpose
+        with nullcontext() if holds else SLOW.watch(type(request).__name__):
             with self._turn(request) as turn:
                 if turn is not None and isinstance(request, TransactionalOffsetCommitRequest):
                     turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
@@ -77,6 +84,11 @@ class BrokerService:
                 | OffsetFetchRequest()
                 | OffsetCommitRequest()
                 | TransactionalOffsetCommitRequest()
+                | ConsumerGroupHeartbeatRequest()
+                | ListGroupsRequest()
+                | DescribeGroupRequest()
+                | DeleteGroupRequest()
+                | DeleteGroupOffsetsRequest()
             ):
                 return self._queue.turn(RequestKind.CALL, TURN_WAIT_S)
             case ReplicaStateRequest():
@@ -92,6 +104,8 @@ class BrokerService:
         match request:
             case OffsetCommitRequest() | TransactionalOffsetCommitRequest() | OffsetFetchRequest():
                 return COMMIT_TIMEOUT_MS
+            case ConsumerGroupHeartbeatRequest():
+                return HELD_MAX_MS + COMMIT_TIMEOUT_MS
             case WriteTransactionMarkersRequest():
                 return MARKERS_WAIT_MS + GRACE_MS
             case _:

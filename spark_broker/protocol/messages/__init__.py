@@ -81,6 +81,21 @@ from spark_broker.protocol.messages.control import (
     ReplicaStateResponse,
     StopBroker,
 )
+from spark_broker.protocol.messages.groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    DeleteGroupOffsetsRequest,
+    DeleteGroupRequest,
+    DescribeGroupRequest,
+    DescribeGroupResponse,
+    GroupListing,
+    GroupMember,
+    GroupRebalance,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    MemberAbout,
+    TopicPartitions,
+)
 from spark_broker.protocol.messages.streams import (
     AppendRequest,
     AppendResponse,
@@ -146,6 +161,11 @@ CallRequest = (
     | WriteTransactionMarkersRequest
     | TransactionalOffsetCommitRequest
     | DescribeTransactionsRequest
+    | ConsumerGroupHeartbeatRequest
+    | ListGroupsRequest
+    | DescribeGroupRequest
+    | DeleteGroupRequest
+    | DeleteGroupOffsetsRequest
 )
 CallResponse = (
     ErrorResponse
@@ -163,6 +183,9 @@ CallResponse = (
     | WriteTransactionMarkersResponse
     | AddPartitionToTransactionResponse
     | DescribeTransactionsResponse
+    | ConsumerGroupHeartbeatResponse
+    | ListGroupsResponse
+    | DescribeGroupResponse
 )
 StreamMessage = (
     AppendRequest
@@ -181,6 +204,19 @@ StreamMessage = (
 )
 
 __all__ = [
+    "ConsumerGroupHeartbeatRequest",
+    "ConsumerGroupHeartbeatResponse",
+    "DeleteGroupOffsetsRequest",
+    "DeleteGroupRequest",
+    "DescribeGroupRequest",
+    "DescribeGroupResponse",
+    "GroupListing",
+    "GroupMember",
+    "GroupRebalance",
+    "ListGroupsRequest",
+    "ListGroupsResponse",
+    "MemberAbout",
+    "TopicPartitions",
     "AnnounceTieringRequest",
     "ANY_INCARNATION",
     "NO_INCARNATION",

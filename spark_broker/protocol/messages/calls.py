@@ -284,21 +284,30 @@ class CommittedOffset(Message, frozen=True):
 
 
 class OffsetCommitRequest(Message, frozen=True):
-    """To the group's coordinator: the leader of partition `murmur2(group) mod n` of `__consumer_offsets`."""
+    """To the group's coordinator: the leader of partition `murmur2(group) mod n` of `__consumer_offsets`.
+
+    Without a `member_id`, it is taken only while the group has no members.
+    """
 
     group_id: Name
     offsets: Annotated[list[CommittedOffset], Meta(max_length=10_000)]
+    member_id: Name = ""
+    member_epoch: Epoch = -1
+    instance_id: Name = ""
 
 
 class OffsetFetchRequest(Message, frozen=True):
     """To the group's coordinator. `partitions=None`: every committed offset of the group.
 
     `require_stable`: UNSTABLE_OFFSET_COMMIT while an open transaction may still commit another offset (KIP-447).
+    With a `member_id`: STALE_MEMBER_EPOCH for an epoch that the member does not have.
     """
 
     group_id: Name
     partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=10_000)] | None = None
     require_stable: bool = False
+    member_id: Name = ""
+    member_epoch: Epoch = -1
 
 
 class OffsetFetchResponse(Message, frozen=True):

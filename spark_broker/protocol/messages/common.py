@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from spark_broker.model import NAME_MAX
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 CALL_ACTION = "call"
 
 ACKS_ALL = -1

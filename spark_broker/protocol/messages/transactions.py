@@ -138,7 +138,10 @@ class WriteTransactionMarkersResponse(Message, frozen=True):
 
 
 class TransactionalOffsetCommitRequest(Message, frozen=True):
-    """To the group's coordinator: offsets that count once the producer's transaction is committed."""
+    """To the group's coordinator: offsets that count once the producer's transaction is committed.
+
+    The member is the one that has read the records (KIP-447), as in OffsetCommitRequest.
+    """
 
     group_id: Name
     offsets: Annotated[list[CommittedOffset], Meta(max_length=10_000)]
@@ -146,6 +149,9 @@ class TransactionalOffsetCommitRequest(Message, frozen=True):
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
     sequence: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    member_id: Name = ""
+    member_epoch: Epoch = -1
+    instance_id: Name = ""
 
 
 class DescribeTransactionsRequest(Message, frozen=True):

@@ -6,7 +6,7 @@ the streams that are served. Nothing else differs: the decisions are production 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,8 @@ REGISTRATION_TIMEOUT_MS = 1000
 MAINTENANCE_MS = 150
 WORK_MS = 20.0
 """The longest time between two pieces of work on replicas' files."""
+COMPUTE_MS = 20.0
+"""How long the target of a large group takes, at most."""
 
 
 class BrokerProcess(NetworkNode):
@@ -110,13 +112,19 @@ class BrokerProcess(NetworkNode):
         self._sending_proposals = False
         cluster = world.settings.cluster
         self._groups = Driver(self, "groups")
-        groups = GroupCoordinator(self.manager, cluster, wake=self._groups.wake, clock=machine.clock)
+        groups = GroupCoordinator(
+            self.manager, cluster, wake=self._groups.wake, compute=self._compute, clock=machine.clock
+        )
         self._groups.coordinator = groups
         self._maintenance = Maintenance(self.manager, cluster, self._on_bug)
         self._cleaner = LogCleaner(self.manager, cluster, machine.clock)
         self.coordination = Coordination(self, world.transactional) if world.transactional is not None else None
         answer_transactional = self.coordination.requests.answer if self.coordination is not None else _serves_none
         self._requests = BrokerRequests(self.manager, groups, answer_transactional, self._ask_controller, machine.clock)
+
+    def _compute(self, name: str, work: Callable[[], None]) -> None:
+        """As `broker.target_thread` does: later."""
+        self.world.scheduler.after(COMPUTE_MS * self.world.rng.random(), self, f"target of {name}", work)
 
     def start(self) -> None:
         """Serve, and open the first session."""

@@ -10,6 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
+from spark_broker.group_model import (
+    GroupDescription,
+    GroupListing,
+    GroupOffset,
+    GroupRebalance,
+    MemberDescription,
+)
 from spark_broker.model import (
     BrokerInfo,
     ClusterDescription,
@@ -59,7 +66,12 @@ __all__ = [
     "ConsumedBatch",
     "ConsumedRecord",
     "ControllerInfo",
+    "GroupDescription",
+    "GroupListing",
+    "GroupOffset",
+    "GroupRebalance",
     "LogDirInfo",
+    "MemberDescription",
     "OffsetAndMetadata",
     "PartitionInfo",
     "RecordMetadata",

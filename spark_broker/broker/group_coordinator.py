@@ -243,14 +243,22 @@ class GroupCoordinator(GroupShards):
                 self._answer_heartbeat(led, key, parked, decision.answer)
 
     def list_groups(self, reply: Reply) -> None:
-        """Every group of the shards that this broker leads, as it is now."""
-        with _coordinator_errors(), self._turn():
-            listings = [
-                GroupListing(group_id, phase.value, len(led.shard.state.group(group_id).members))
-                for led in self._shards.values()
-                for group_id, phase in led.shard.phases().items()
-            ]
-        reply(ListGroupsResponse(sorted(listings, key=lambda each: each.group_id)))
+        """Every group of the partitions that this broker leads, as it is now, and which partitions these are."""
+        groups: list[GroupListing] = []
+        partitions: list[tuple[int, int]] = []
+        with self._turn():
+            self._follow_leadership()
+            for number, led in sorted(self._shards.items()):
+                try:
+                    led.check_leadership()
+                except NotLeaderOrFollowerError:
+                    continue  # Another broker may lead already: this one says nothing of the partition.
+                partitions.append((number, led.leader_epoch))
+                groups += [
+                    GroupListing(group_id, phase.value, len(led.shard.state.group(group_id).members))
+                    for group_id, phase in led.shard.phases().items()
+                ]
+        reply(ListGroupsResponse(sorted(groups, key=lambda each: each.group_id), partitions))
 
     def describe(self, request: DescribeGroupRequest, reply: Reply) -> None:
         """Describe a group, once it is certain that this broker still leads. Errors: as of `commit`."""

@@ -1,4 +1,4 @@
-"""The admin client: topics, partitions, settings, brokers."""
+"""The admin client: topics, partitions, settings, brokers, transactions. Groups: `GroupAdmin`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Self, TypeVar, Unpack
 
 from spark_broker.client import broker_calls, given, transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
+from spark_broker.client.group_admin import GroupAdmin
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import AdminSettings
 from spark_broker.client.metadata import ClusterMetadata
@@ -20,14 +21,13 @@ from spark_broker.client.offset_lookup import all_at, lookup_offsets, try_lookup
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.record_deletion import RecordDeletion
 from spark_broker.client.reentry import refuse_within
-from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries, failure_of
 from spark_broker.client.settings import Address, client_config
 from spark_broker.client.topic_changes import creation_of, settings_of
 from spark_broker.client.topic_description import described
 from spark_broker.client.topic_schema import arrow_schema
 from spark_broker.config import AdminConfig
 from spark_broker.errors import (
-    BootstrapUnreachableError,
     ClosedError,
     InvalidRequestError,
     LeaderNotAvailableError,
@@ -79,10 +79,9 @@ _REFRESH_AGE_S = 1.0
 
 
 Answer = TypeVar("Answer", bound=Message)
-Item = TypeVar("Item")
 
 
-class Admin(OfOneProcess):
+class Admin(GroupAdmin, OfOneProcess):
     """Administration through any broker. Safe for use by many threads.
 
     ```python
@@ -120,7 +119,7 @@ class Admin(OfOneProcess):
         """
         wanted = [given.instance(topic, NewTopic, "a topic") for topic in given.items(topics, "topics", "NewTopic")]
         names = given.texts([topic.name for topic in wanted], "names")
-        return {name: _failure(self.create_topic, topic) for name, topic in zip(names, wanted, strict=True)}
+        return {name: failure_of(self.create_topic, topic) for name, topic in zip(names, wanted, strict=True)}
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records. Waits up to 2 s until every live broker knows of it.
@@ -141,7 +140,7 @@ class Admin(OfOneProcess):
 
         Raises ClosedError and BootstrapUnreachableError. Some topics were not tried then.
         """
-        return {name: _failure(self.delete_topic, name) for name in given.texts(names, "names")}
+        return {name: failure_of(self.delete_topic, name) for name in given.texts(names, "names")}
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """Names of topics, sorted."""
@@ -424,16 +423,6 @@ def _begins_at(topic: TopicMetadata | None, starts: Mapping[int, int]) -> bool:
         return True
     known_starts = dict(enumerate(topic.log_starts))
     return all(known_starts.get(partition, 0) >= start for partition, start in starts.items())
-
-
-def _failure(change: Callable[[Item], None], item: Item) -> SparkBrokerError | None:
-    try:
-        change(item)
-    except (ClosedError, BootstrapUnreachableError):
-        raise
-    except SparkBrokerError as error:
-        return error
-    return None
 
 
 def _moment_of(moment: object) -> Moment:

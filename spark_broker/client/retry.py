@@ -8,10 +8,16 @@ from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
 
-from spark_broker.errors import ClosedError, SparkBrokerError, UnknownTopicOrPartitionError
+from spark_broker.errors import (
+    BootstrapUnreachableError,
+    ClosedError,
+    SparkBrokerError,
+    UnknownTopicOrPartitionError,
+)
 from spark_broker.threads import LONGEST_WAIT_S
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 JITTER = 0.2
 """Waits differ by this share. Otherwise all clients that lost a broker would come back at the same moment."""
@@ -141,3 +147,16 @@ def call_with_retries(
         number += 1
         if closing.wait(wait_s):
             raise ClosedError("the client was closed during the call")
+
+
+def failure_of(change: Callable[[Item], None], item: Item) -> SparkBrokerError | None:
+    """Why one change of several has failed; None: it has not. Raises what will fail the others, too: ClosedError,
+    BootstrapUnreachableError.
+    """
+    try:
+        change(item)
+    except (ClosedError, BootstrapUnreachableError):
+        raise
+    except SparkBrokerError as error:
+        return error
+    return None

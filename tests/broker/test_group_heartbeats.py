@@ -327,9 +327,7 @@ def test_groups_are_listed_described_and_deleted(coordinator: GroupCoordinator) 
     assert _describe(coordinator, "nobody").state == "Dead"
     member = Member(coordinator, "a")
     member.settle()
-    listed: list[Answer] = []
-    coordinator.list_groups(listed.append)
-    assert listed == [ListGroupsResponse([GroupListing(GROUP, "Stable", 1)])]
+    assert _list(coordinator) == ListGroupsResponse([GroupListing(GROUP, "Stable", 1)], [(0, 0)])
     described = _describe(coordinator)
     (shown,) = described.members
     assert (described.state, described.epoch, shown.epoch) == ("Stable", member.epoch, member.epoch)
@@ -340,6 +338,24 @@ def test_groups_are_listed_described_and_deleted(coordinator: GroupCoordinator) 
     member.leave()
     assert _delete(coordinator) == [EmptyResponse()]
     assert [type(answer) for answer in _delete(coordinator)] == [GroupIdNotFoundError]
+
+
+def test_a_list_names_the_partitions_that_it_is_of(rig: GroupRig, clock: ManualClock) -> None:
+    """Who has not heard of its leadership, or has lost it, does not look like a broker that has no groups."""
+    first, second = (GroupCoordinator(rig.brokers[n].manager, ClusterConfig(), clock=clock) for n in (0, 1))
+    assert _commit(first, "", -1) == [EmptyResponse()]
+    rig.publish(1)
+    assert _list(second) == ListGroupsResponse([], [])
+    rig.move_log(0, leader=1, leader_epoch=1, isr=(0, 1), partition_epoch=1)
+    assert _list(first) == ListGroupsResponse([], [])
+
+
+def _list(coordinator: GroupCoordinator) -> ListGroupsResponse:
+    answers: list[Answer] = []
+    coordinator.list_groups(answers.append)
+    (answer,) = answers
+    assert isinstance(answer, ListGroupsResponse)
+    return answer
 
 
 def _delete(coordinator: GroupCoordinator) -> list[Answer]:

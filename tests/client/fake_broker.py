@@ -88,6 +88,7 @@ from spark_broker.protocol.schema_evolution import evolved
 from spark_broker.times import EARLIEST
 from spark_broker.transport.server import Server, ServerStream
 from tests.client.fake_coordinator import FakeTransactions, Key, check_coordinator, coordinated_id
+from tests.client.fake_groups import FakeGroups, GroupRequest
 from tests.client.proxy import Proxy
 
 APPEND_TIME_MS = 1_700_000_000_000
@@ -200,6 +201,7 @@ class FakeCluster:
         self.topics: dict[str, FakeTopic] = {}
         self.committed: dict[tuple[str, str, int], CommittedOffset] = {}
         self.commits: list[OffsetCommitRequest] = []
+        self.groups = FakeGroups(self.topics, self.committed)
         self.arrivals: list[Arrival] = []
         self.fetches: list[FetchRequest] = []
         self.calls: list[tuple[int, CallRequest]] = []
@@ -480,6 +482,8 @@ class FakeCluster:
             return answer
 
     def _answer(self, broker: int, request: CallRequest) -> Message:
+        if isinstance(request, GroupRequest):
+            return self.groups.answer(broker, request)
         match request:
             case MetadataRequest():
                 return self.metadata(request.topics, certain=request.certain)
@@ -640,6 +644,7 @@ class FakeCluster:
         if all(part.leader != broker for part in topic.partitions):
             raise NotLeaderOrFollowerError("not the coordinator")
         if isinstance(request, OffsetCommitRequest):
+            self.groups.check_commit(request)
             self.commits.append(request)
             for offset in request.offsets:
                 self.committed[request.group_id, offset.topic, offset.partition] = offset

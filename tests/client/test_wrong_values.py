@@ -36,6 +36,7 @@ from spark_broker import (
     TopicPartition,
     TransactionGroup,
 )
+from spark_broker.client.group_admin import GroupAdmin
 from spark_broker.config import AdminConfig, Config, ConsumerConfig, ProducerConfig
 from spark_broker.errors import InvalidConfigError, InvalidDataError, InvalidTopicError, SparkBrokerError
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
@@ -92,7 +93,7 @@ GOOD: Mapping[str, Any] = {
     **dict.fromkeys(("topic", "name"), "t"),
     **dict.fromkeys(("unclean", "include_internal", "include_fenced", "single_use"), False),
     **dict.fromkeys(("partition", "timestamp", "bootstrap_servers"), None),
-    **dict.fromkeys(("names", "topics", "data", "headers", "winners"), ()),
+    **dict.fromkeys(("names", "topics", "data", "headers", "winners", "states", "group_ids"), ()),
     **dict.fromkeys(("times", "moments", "values", "config"), MappingProxyType({})),
     **dict.fromkeys(("value", "key"), b"v"),
     **dict.fromkeys(("offset", "timeout"), 0),
@@ -148,7 +149,13 @@ def open_joined(cluster: FakeCluster) -> JoinedProducer:
 Opened = Admin | Consumer | Producer | TransactionGroup
 Opener = Callable[[FakeCluster], Opened]
 OPENINGS: list[tuple[type[Any], Opener]] = [
-    *((Admin, open_admin), (Consumer, open_consumer), (Producer, open_producer), (Producer, open_transactional)),
+    *(
+        (Admin, open_admin),
+        (GroupAdmin, open_admin),
+        (Consumer, open_consumer),
+        (Producer, open_producer),
+        (Producer, open_transactional),
+    ),
     *((TransactionGroup, a_group), (JoinedProducer, open_joined)),
 ]
 

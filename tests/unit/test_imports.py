@@ -15,7 +15,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GROUPS = (
-    ("errors", "pages", "ports", "model", "troubles", "times", "digits", "native_calls", "process_limits", "threads"),
+    (
+        "errors",
+        "pages",
+        "ports",
+        "model",
+        "group_model",
+        "troubles",
+        "times",
+        "digits",
+        "native_calls",
+        "process_limits",
+        "threads",
+    ),
     ("setting_values",),
     ("config", "protocol"),
     ("core", "controller"),
@@ -32,6 +44,7 @@ WITHIN_GROUP = {
     "errors": {"pages"},
     # A model may name errors and have times; a message may carry a setting; the controller may use core's values.
     "model": {"errors", "times"},
+    "group_model": {"model", "times"},
     "troubles": {"model"},
     "process_limits": {"errors"},
     "threads": {"errors", "process_limits"},

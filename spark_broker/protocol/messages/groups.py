@@ -86,7 +86,7 @@ class ConsumerGroupHeartbeatResponse(Message, frozen=True):
 
 
 class ListGroupsRequest(Message, frozen=True):
-    """The groups that this broker coordinates."""
+    """To each broker: the groups that it coordinates."""
 
 
 class GroupListing(Message, frozen=True):
@@ -98,7 +98,13 @@ class GroupListing(Message, frozen=True):
 
 
 class ListGroupsResponse(Message, frozen=True):
+    """`partitions`: whose groups these are, as numbers of partitions of `__consumer_offsets`, with their leader epochs.
+
+    A broker that does not know of its leadership yet, or has not read the log yet, leaves the partition out.
+    """
+
     groups: list[GroupListing]
+    partitions: list[tuple[PartitionId, Epoch]]
 
 
 class DescribeGroupRequest(Message, frozen=True):

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from spark_broker.errors import OffsetOutOfRangeError
 from spark_broker.model import TopicPartition, html_table
 from spark_broker.times import shown
+
+GROUP_STATES = ("Empty", "Assigning", "Reconciling", "Stable")
+"""A group without members; one whose partitions are being assigned; one whose members are on their way there; one whose
+members have what they are to have.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group in a list. `state` is Empty (no members), Assigning, Reconciling or Stable. `members`: how many.
+    """A group in a list. `state`: one of GROUP_STATES. `members`: how many.
 
     `coordinator`: the broker that keeps the group.
     """
@@ -100,8 +106,9 @@ class GroupOffset:
 
     `committed`: the next offset that it reads; None: nothing is committed. `leader_epoch`: of the last record read,
     where it is known. `metadata`: the note beside the commit. `start_offset`: the first record that there is, in the
-    log or in the topic's table; `end_offset`: where a reader of committed records stands when it has read all; both
-    None when the leader did not answer. `member_id`: whose partition it is; None: nobody's.
+    log or in the topic's table. `end_offset`: where a reader stands that has read everything that transactions have
+    committed; `high_watermark` may be further. All three are None when the leader did not answer. `member_id`: whose
+    partition it is; None: nobody's.
     """
 
     topic: str
@@ -111,6 +118,7 @@ class GroupOffset:
     metadata: str = ""
     start_offset: int | None = None
     end_offset: int | None = None
+    high_watermark: int | None = None
     member_id: str | None = None
 
     @property
@@ -126,3 +134,14 @@ class GroupOffset:
     @property
     def topic_partition(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
+
+    def check(self, offset: int) -> None:
+        """Raises OffsetOutOfRangeError for an offset that no record of the partition has, or will have next."""
+        start, end = self.start_offset, self.high_watermark
+        if start is None or end is None or start <= offset <= end:
+            return
+        where = f"beyond the end {end}" if offset > end else f"before the first record {start}"
+        raise OffsetOutOfRangeError(
+            f"{self.topic_partition}: the offset {offset} is {where}; nothing was changed",
+            hint=f"Give an offset from {start} to {end}.",
+        )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import spark_broker
-from spark_broker.cli import cluster, log_dirs, topics, transactions
+from spark_broker.cli import cluster, groups, log_dirs, topics, transactions
 from spark_broker.cli.check_history import check_history_file
 from spark_broker.cli.consume import consume
 from spark_broker.cli.doctor import doctor
@@ -44,6 +44,7 @@ def options(
 
 app.add_typer(cluster.cluster, name="cluster")
 app.add_typer(topics.topics, name="topics")
+app.add_typer(groups.groups, name="groups")
 app.add_typer(transactions.transactions, name="transactions")
 app.add_typer(log_dirs.log_dirs, name="log-dirs")
 app.command()(produce)

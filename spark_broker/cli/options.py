@@ -39,6 +39,7 @@ Bootstrap = Annotated[
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Print a table, or JSON for scripts.")]
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
+Group = Annotated[str, typer.Argument(help="Id of the group.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

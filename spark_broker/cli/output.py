@@ -69,6 +69,11 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
+def dashed(value: object) -> str:
+    """The value; `-` for None."""
+    return "-" if value is None else str(value)
+
+
 def abridged(items: Sequence[str]) -> str:
     """The first of them with commas, and how many more there are; `-` for none."""
     more = len(items) - ITEMS_SHOWN

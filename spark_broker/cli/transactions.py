@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
-from spark_broker.cli.output import abridged, note, print_json, print_table
+from spark_broker.cli.output import abridged, dashed, note, print_json, print_table
 from spark_broker.model import TransactionInfo
 
 transactions = typer.Typer(help="List, describe and abort transactions.", no_args_is_help=True)
@@ -39,8 +39,8 @@ def list_transactions(
         (
             transaction.transactional_id,
             transaction.state,
-            _shown(transaction.version),
-            _shown(transaction.last_committed),
+            dashed(transaction.version),
+            dashed(transaction.last_committed),
             len(transaction.writers),
             len(transaction.partitions),
             f"{transaction.idle:,.1f}",
@@ -92,12 +92,8 @@ def _rows(transaction: TransactionInfo) -> list[tuple[str, object]]:
     ]
     if transaction.execution:
         rows[1:1] = [
-            ("version", _shown(transaction.version)),
+            ("version", dashed(transaction.version)),
             ("execution", transaction.execution),
-            ("last committed", _shown(transaction.last_committed)),
+            ("last committed", dashed(transaction.last_committed)),
         ]
     return rows
-
-
-def _shown(version: int | None) -> str:
-    return "-" if version is None else str(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
@@ -16,15 +17,16 @@ from spark_broker.errors import (
     ClosedError,
     CoordinatorNotAvailableError,
     GroupIdNotFoundError,
+    InvalidDataError,
     InvalidGroupIdError,
     NonEmptyGroupError,
-    OffsetOutOfRangeError,
     SparkBrokerError,
     UnknownMemberIdError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.group_model import (
+    GROUP_STATES,
     GroupDescription,
     GroupListing,
     GroupOffset,
@@ -71,16 +73,13 @@ class GroupAdmin(ABC):
         """Of a call that begins now."""
 
     def list_groups(self, states: Iterable[str] | None = None) -> list[GroupListing]:
-        """Every group of the cluster, sorted by id; or only those in these states (Empty, Assigning, Reconciling,
-        Stable, in any case of letters).
+        """Every group of the cluster, sorted by id; or only those in these states (of GROUP_STATES).
 
         The list is whole: raises CoordinatorNotAvailableError when some group's coordinator does not answer within
         default.api.timeout.ms.
         """
-        deadline = self._deadline()
-        wanted = None if states is None else {state.lower() for state in given.texts(states, "states")}
-        groups = _Survey(self._metadata).run(deadline)
-        return [group for group in groups if wanted is None or group.state.lower() in wanted]
+        deadline, wanted = self._deadline(), GROUP_STATES if states is None else _states(states)
+        return [group for group in _Survey(self._metadata).run(deadline) if group.state in wanted]
 
     def describe_group(self, group_id: str) -> GroupDescription:
         """The group with its members and its last rebalances. Raises GroupIdNotFoundError."""
@@ -145,6 +144,15 @@ def _group_id(value: object) -> str:
     if not 1 <= len(group_id) <= NAME_MAX:
         raise InvalidGroupIdError(f"a group id has from 1 to {NAME_MAX} characters, and this one {len(group_id):,}")
     return group_id
+
+
+def _states(values: object) -> list[str]:
+    """Raises InvalidDataError."""
+    states = given.texts(values, "states")
+    unknown = next((state for state in states if state not in GROUP_STATES), None)
+    if unknown is not None:
+        raise InvalidDataError(f"no group is {reprlib.repr(unknown)}", hint=f"States are {', '.join(GROUP_STATES)}.")
+    return states
 
 
 class _Survey:
@@ -327,6 +335,7 @@ def _group_offset(
         "" if committed is None else committed.metadata,
         None if end is None else _start(view, tp, end),
         None if end is None else end.offset,
+        None if end is None else end.high_watermark,
         member_id,
     )
 
@@ -351,7 +360,7 @@ def _alter(
     _check_there(metadata, offsets, deadline)
     listed = lookup_offsets(metadata, all_at(offsets, LATEST), deadline)
     for tp, wanted in sorted(offsets.items(), key=lambda item: item[0]):
-        _check_range(tp, wanted.offset, _start(metadata.view, tp, listed[tp]), listed[tp].high_watermark)
+        _group_offset(metadata.view, tp, None, listed[tp], None).check(wanted.offset)
     topic_ids = {tp: listed[tp].topic_id for tp in offsets}
     try:
         GroupOffsets(metadata, group_id).commit(offsets, deadline, topic_ids)
@@ -361,12 +370,3 @@ def _alter(
             hint="Stop the group's consumers first (`spark-broker groups describe` shows them), or wait until their "
             "sessions end. A consumer of the group moves itself with `seek`.",
         ) from None
-
-
-def _check_range(tp: TopicPartition, offset: int, start: int, end: int) -> None:
-    if start <= offset <= end:
-        return
-    where = f"beyond the end {end}" if offset > end else f"before the first record {start}"
-    raise OffsetOutOfRangeError(
-        f"{tp}: the offset {offset} is {where}; nothing was changed", hint=f"Give an offset from {start} to {end}."
-    )

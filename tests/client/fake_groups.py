@@ -68,6 +68,8 @@ class FakeGroups:
         self._images = 0
         self._shard = GroupShard(GroupSettings(), generation=1)
         self._shard.loaded(Topics(), self._now())
+        self._joined: dict[tuple[str, str], int] = {}
+        """The last sequence of each member that `join` has made."""
         self.open_transactions: set[str] = set()
         """Ids of groups."""
 
@@ -98,19 +100,26 @@ class FakeGroups:
         self._shard.refused_offsets(Commit(request.group_id, {}, request.member_id, request.member_epoch))
 
     def join(self, group_id: str, member_id: str, about: MemberAbout, instance_id: str = "") -> None:
-        """A member joins, and says that it has what it is given, until it is given nothing else."""
+        """A member joins, and says that it has what it is given, until it is given nothing else. The others hear what
+        they are to give up, and do not answer.
+        """
         self._bring_up_to_date()
         request = ConsumerGroupHeartbeatRequest(group_id, member_id, 0, 1, about=about, instance_id=instance_id)
         for sequence in range(2, 10):
             answer = self._shard.heartbeat(heartbeat_of(request), self._now()).answer
             response = heartbeat_response(answer, self._shard.topics)
             if answer.settled:
-                return
+                break
             request = ConsumerGroupHeartbeatRequest(
                 group_id, member_id, answer.member_epoch, sequence, 1, response.assignment, about, instance_id
             )
+        for (of_group, other_id), last in self._joined.items():
+            if of_group == group_id:
+                self._shard.resume(group_id, other_id, last, self._now())
+        self._joined[group_id, member_id] = request.sequence
 
     def leave(self, group_id: str, member_id: str) -> None:
+        del self._joined[group_id, member_id]
         request = ConsumerGroupHeartbeatRequest(group_id, member_id, -1, 1000)
         self._shard.heartbeat(heartbeat_of(request), self._now())
 

@@ -81,7 +81,7 @@ def test_groups_of_every_coordinator_are_listed(topics: FakeCluster, admin: Admi
         [(first, "Empty", 0), (second, "Empty", 0), (third, "Stable", 1)]
     )
     assert {g.coordinator for g in admin.list_groups()} == {0, 1, 2}
-    assert [g.group_id for g in admin.list_groups(["stable"])] == [third]
+    assert [g.group_id for g in admin.list_groups(["Stable"])] == [third]
     assert admin.list_groups("Reconciling") == []
 
 
@@ -323,6 +323,7 @@ def test_an_id_that_no_group_can_have_is_refused(
             call(group_id)
 
 
-def test_a_state_that_is_no_text_is_refused(topics: FakeCluster, admin: Admin) -> None:
+@pytest.mark.parametrize("state", ["stable", "Dead", 1])
+def test_a_state_that_no_group_has_is_refused(topics: FakeCluster, admin: Admin, state: str) -> None:
     with pytest.raises(InvalidDataError):
-        admin.list_groups([1])  # type: ignore[list-item]
+        admin.list_groups([state])

@@ -44,7 +44,7 @@ WITHIN_GROUP = {
     "errors": {"pages"},
     # A model may name errors and have times; a message may carry a setting; the controller may use core's values.
     "model": {"errors", "times"},
-    "group_model": {"model", "times"},
+    "group_model": {"errors", "model", "times"},
     "troubles": {"model"},
     "process_limits": {"errors"},
     "threads": {"errors", "process_limits"},

@@ -40,11 +40,15 @@ from spark_broker.protocol.messages import (
     CommittedOffset,
     CommitTransactionRequest,
     ConfirmHistoryRequest,
+    ConsumerGroupHeartbeatRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
+    DeleteGroupOffsetsRequest,
+    DeleteGroupRequest,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteTopicRequest,
+    DescribeGroupRequest,
     DescribeTransactionsRequest,
     ElectLeadersRequest,
     EndTransactionRequest,
@@ -58,9 +62,11 @@ from spark_broker.protocol.messages import (
     InitTransactionsRequest,
     IsrMember,
     JoinTransactionRequest,
+    ListGroupsRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
     LogEnd,
+    MemberAbout,
     Message,
     MetadataRequest,
     MetadataUpdate,
@@ -75,6 +81,7 @@ from spark_broker.protocol.messages import (
     ReplicaStateRequest,
     ReportTieringRequest,
     StreamMessage,
+    TopicPartitions,
     TransactionalOffsetCommitRequest,
     TransactionMarker,
     WriteTransactionMarkersRequest,
@@ -94,11 +101,14 @@ STREAMS: dict[type[Message], str] = {
 TRANSACTIONAL_ID = "extreme"
 ANSWER_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 0.5
+SESSION_MS = 1000
+"""`group.min.session.timeout.ms`"""
 WAITS = {"AppendRequest.acks", "FetchRequest.max_wait_ms", "ReplicaFetchRequest.max_wait_ms"}
 """No answer comes to acks=0, and none at once to a peer that is ready to wait."""
 NO_ANSWER = "no answer"
 
 _numbers = itertools.count()
+_SEQUENCE_AT = 1 + ConsumerGroupHeartbeatRequest.__struct_fields__.index("sequence")
 _responses = msgspec.msgpack.Decoder(CallResponse)
 _CLOSED = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
@@ -143,7 +153,7 @@ def learn(bootstrap: str, topic: NewTopic, schema: pa.Schema) -> Victim:
 
 def right_messages(of: Victim) -> list[Message]:
     """Every message that a server takes, with values that are right for this topic."""
-    return [*_clients(of), *_transactions(of), *_administration(of), *_brokers(of)]
+    return [*_clients(of), *_groups(of), *_transactions(of), *_administration(of), *_brokers(of)]
 
 
 def _clients(of: Victim) -> list[Message]:
@@ -160,6 +170,19 @@ def _clients(of: Victim) -> list[Message]:
         FetchRequest(
             1, 0, 1, 1 << 20, [FetchPartition(*at, 0, 1 << 20, of.leader_epoch, -1)], ["n"], boot_id=this_boot_id()
         ),
+    ]
+
+
+def _groups(of: Victim) -> list[Message]:
+    """A member that joins. Its session is short, so that no answer is held back for long."""
+    about = MemberAbout([of.topic], "v[a-z]*", "r", "c", "h", SESSION_MS, 60_000, "uniform")
+    owned = [TopicPartitions(of.topic_id, [0], of.topic)]
+    return [
+        ConsumerGroupHeartbeatRequest("members", "member", 0, 1, -1, owned, about, "instance", "why"),
+        ListGroupsRequest(),
+        DescribeGroupRequest("members"),
+        DeleteGroupRequest("extreme"),
+        DeleteGroupOffsetsRequest("extreme", [(of.topic, 0)]),
     ]
 
 
@@ -263,6 +286,12 @@ def drawn_pairs(of: Victim, rng: random.Random, count: int) -> Iterator[Case]:
             yield one.and_also(other)
 
 
+def of_groups(of: Victim) -> Iterator[Case]:
+    """The extremes of every message about groups."""
+    names = {type(message).__name__ for message in _groups(of)}
+    return (case for case in all_cases(of) if case.message in names)
+
+
 def may_wait(case: Case) -> bool:
     """Whether the peer asks for no answer, or is ready to wait for one."""
     return any(f"{case.message}.{field}" in WAITS for field in case.field.split(", "))
@@ -284,6 +313,8 @@ class ExtremePeer:
         """The name of the answer's type, or of the error that came back."""
         if case.message == CreateTopicRequest.__name__ and case.field != "name":
             case = case.with_value((1,), f"created-{next(_numbers)}")
+        if case.message == ConsumerGroupHeartbeatRequest.__name__ and "sequence" not in case.field:
+            case = case.with_value((_SEQUENCE_AT,), next(_numbers))  # Else it would count as one that came before.
         kind = next((kind for kind in STREAMS if kind.__name__ == case.message), None)
         return self._call(case.encoded) if kind is None else self._stream(case, kind)
 

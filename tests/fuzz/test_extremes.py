@@ -14,7 +14,17 @@ import pytest
 
 from spark_broker import Admin, NewTopic
 from spark_broker.protocol.messages import CallRequest
-from tests.fuzz.extreme_attacks import NO_ANSWER, STREAMS, ExtremePeer, Victim, all_cases, drawn_pairs, learn, may_wait
+from tests.fuzz.extreme_attacks import (
+    NO_ANSWER,
+    STREAMS,
+    ExtremePeer,
+    Victim,
+    all_cases,
+    drawn_pairs,
+    learn,
+    may_wait,
+    of_groups,
+)
 from tests.fuzz.extremes import Case
 from tests.fuzz.witness import Cost, Witness
 from tests.support.process_cluster import ProcessCluster
@@ -73,6 +83,12 @@ def pairs(known: Victim, seed: int) -> list[Case]:
     return list(drawn_pairs(known, random.Random(seed), PAIRS))
 
 
+def groups(known: Victim, seed: int) -> list[Case]:
+    deck = list(of_groups(known))
+    random.Random(seed).shuffle(deck)
+    return deck
+
+
 def attack(cluster: ProcessCluster, bootstrap: str, cost: Cost, deck: Deck, seed: int, most: int) -> None:
     """Try up to so many cases of the deck, each on every server."""
     servers = [(host, int(port)) for host, _, port in (address.partition(":") for address in bootstrap.split(","))]
@@ -106,10 +122,11 @@ def is_answer(case: Case, answer: str) -> bool:
     [
         pytest.param(shuffled, 200, marks=pytest.mark.quick),
         pytest.param(pairs, 100, marks=pytest.mark.quick),
+        pytest.param(groups, 100, marks=pytest.mark.quick),
         pytest.param(shuffled, 10_000, marks=pytest.mark.full),
         pytest.param(pairs, PAIRS, marks=pytest.mark.full),
     ],
-    ids=["some", "some pairs", "all", "pairs"],
+    ids=["some", "some pairs", "some of groups", "all", "pairs"],
 )
 def test_every_extreme_gets_an_answer_and_everybody_else_is_served(
     cluster: ProcessCluster, bootstrap: str, cost: Cost, deck: Deck, most: int

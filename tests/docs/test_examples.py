@@ -116,3 +116,14 @@ def test_every_type_of_the_table_of_types_is_taken() -> None:
 def test_the_example_for_who_comes_from_kafka_does_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
     (printed,) = run("from-kafka.md")
     assert printed == "b'user-1' b'{\"page\": \"/\"}'\n"
+
+
+def test_what_the_page_about_groups_does_as_an_admin_is_what_it_says(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "groups.py"
+    script.write_text(examples("groups.md", "python")[-1])
+    runpy.run_path(str(script), {"servers": cluster.bootstrap})
+    assert capsys.readouterr().out.splitlines() == [
+        *("visitors Empty 0", "[]", "visits-0 0 0 None", "visits-1 0 0 None"),
+    ]

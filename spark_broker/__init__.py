@@ -23,6 +23,7 @@ from spark_broker.model import (
     ConsumedBatch,
     ConsumedRecord,
     ControllerInfo,
+    GroupMetadata,
     LogDirInfo,
     NewTopic,
     OffsetAndMetadata,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from spark_broker.client.admin import Admin
     from spark_broker.client.consumer import Consumer
     from spark_broker.client.producer import Producer
+    from spark_broker.client.rebalance_listener import RebalanceListener
     from spark_broker.client.transaction_group import JoinedProducer, TransactionGroup
     from spark_broker.driver.cluster import BrokerCluster
     from spark_broker.driver.session import configure_spark
@@ -68,12 +70,14 @@ __all__ = [
     "ControllerInfo",
     "GroupDescription",
     "GroupListing",
+    "GroupMetadata",
     "GroupOffset",
     "GroupRebalance",
     "LogDirInfo",
     "MemberDescription",
     "OffsetAndMetadata",
     "PartitionInfo",
+    "RebalanceListener",
     "RecordMetadata",
     "SetAside",
     "SparkBrokerError",
@@ -87,6 +91,7 @@ _LAZY = {
     "Admin": "spark_broker.client.admin",
     "Consumer": "spark_broker.client.consumer",
     "Producer": "spark_broker.client.producer",
+    "RebalanceListener": "spark_broker.client.rebalance_listener",
     "TransactionGroup": "spark_broker.client.transaction_group",
     "JoinedProducer": "spark_broker.client.transaction_group",
     "BrokerCluster": "spark_broker.driver.cluster",

@@ -542,6 +542,24 @@ class ConsumerConfig(Config):
     )
     client_id: str = setting("", "Name of this client in logs and errors.")
     group_id: str = setting("", "Group under whose name offsets are committed. Empty: none.")
+    group_instance_id: str = setting(
+        "",
+        "Name of this process in its group (a static member): when it comes back within session.timeout.ms, it gets its partitions again, and no others move. Empty: none.",
+    )
+    group_remote_assignor: str = setting(
+        "",
+        "How the group shares partitions: uniform (evenly, and with as few moves as possible) or range (the same numbers of each topic together). Empty: the cluster's default, uniform.",
+        one_of("", "uniform", "range"),
+    )
+    client_rack: str = setting("", "Rack of this consumer: partitions with a replica there are preferred. Empty: none.")
+    session_timeout_ms: int = setting(
+        45_000, "A member that its group has not heard of for this long is removed.", between(1, INT32_MAX)
+    )
+    max_poll_interval_ms: int = setting(
+        300_000,
+        "Longest time between two polls. After it, the consumer leaves its group, and others get its partitions.",
+        between(1, INT32_MAX),
+    )
     isolation_level: str = setting(
         "read_committed",
         "read_committed: only records of committed transactions (and of none), up to the last stable offset; read_uncommitted: all. Kafka's default is read_uncommitted.",

@@ -323,6 +323,19 @@ class OffsetAndMetadata:
     metadata: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """Who commits offsets of a group: a member in an epoch (`Consumer.group_metadata`), or nobody in particular.
+
+    Without a member, commits are taken only while the group has no members.
+    """
+
+    group_id: str
+    member_id: str = ""
+    member_epoch: int = -1
+    instance_id: str = ""
+
+
 class ConsumedRecord(NamedTuple):
     """One record of a topic. In a typed topic `value` is a dict by column, `key` is None and `headers` is empty.
 

@@ -29,6 +29,7 @@ ONE_IDEA = (
         "spark_broker/core/replica.py",
         "spark_broker/core/transaction_coordinator.py",
         "spark_broker/core/groups/machine.py",
+        "spark_broker/client/consumer_machine.py",
         "spark_broker/controller/controller.py",
     ),  # one state machine each
 )

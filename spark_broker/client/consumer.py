@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
 from spark_broker.client import given
+from spark_broker.client.committing import Committing
 from spark_broker.client.consumer_machine import ConsumerMachine
-from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThreads
+from spark_broker.client.consumer_threads import ConsumerThreads
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import ConsumerSettings
@@ -21,23 +21,30 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.partition_position import PartitionPosition, Start
+from spark_broker.client.rebalance_listener import RebalanceListener
+from spark_broker.client.rebalancing import Rebalancing
 from spark_broker.client.reentry import Within, refuse_within
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
+from spark_broker.client.subscription import Subscription, membership_of, subscription_of
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
-    BootstrapUnreachableError,
     ClosedError,
-    CoordinatorNotAvailableError,
     InvalidConfigError,
+    InvalidSubscriptionError,
     LogTruncationError,
-    NetworkError,
     OffsetOutOfRangeError,
+    PolicyViolationError,
     RequestTimedOutError,
     SparkBrokerError,
-    ThrottlingQuotaExceededError,
 )
-from spark_broker.model import ConsumedBatch, ConsumedRecord, OffsetAndMetadata, TopicPartition, known_epoch
+from spark_broker.model import (
+    ConsumedBatch,
+    ConsumedRecord,
+    GroupMetadata,
+    OffsetAndMetadata,
+    TopicPartition,
+)
 from spark_broker.threads import LONGEST_WAIT_S
 from spark_broker.times import EARLIEST, LATEST, Moment
 from spark_broker.transport.client import fork
@@ -49,32 +56,16 @@ ERROR_AFTER_S = 1.0
 
 _log = logging.getLogger(__name__)
 
-_NOBODY_TO_COMMIT_TO = (
-    BootstrapUnreachableError,
-    CoordinatorNotAvailableError,
-    NetworkError,
-    RequestTimedOutError,
-    ThrottlingQuotaExceededError,
-)
-
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
-
-
-@cache
-def _warn_that_members_read_everything() -> None:
-    """Warns once in each process."""
-    _log.warning(
-        "groups do not share partitions yet: every member of a group reads everything, and commits for all; "
-        "assign each member its partitions, or run one member a group"
-    )
 
 
 class Consumer(OfOneProcess):
     """Reads all partitions of `topics`, or those given to `assign`. For one thread; `close` may come from another.
 
     Settings are ConsumerConfig's, as keywords (`auto_offset_reset="earliest"`) or as
-    `config={"auto.offset.reset": ...}`. `group_id` names the group whose committed offsets are stored and resumed from.
-    Groups do not share partitions yet: every member reads everything. `columns`: only these columns of each topic are
+    `config={"auto.offset.reset": ...}`. Consumers with one `group_id` share the partitions of what they subscribe to,
+    and continue from what the group has committed; `listener` is told which partitions come and go. `pattern`: of names
+    of topics, also of those that are created later; in groups only. `columns`: only these columns of each topic are
     sent by the brokers. Records of transactions come once these are committed; `isolation_level="read_uncommitted"`
     hands out all of them at once.
 
@@ -91,30 +82,66 @@ class Consumer(OfOneProcess):
         *,
         group_id: str | None = None,
         topics: Sequence[str] | str | None = None,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
         columns: Sequence[str] | None = None,
         config: Mapping[str, object] | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
-        names = [] if topics is None else given.topic_names(topics)
+        subscription = self._subscription(topics, pattern, listener)
         wanted_columns = None if columns is None else given.texts(columns, "columns")
         self._metadata = ClusterMetadata.connect(self._config)
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
-        if self._group is not None:
-            _warn_that_members_read_everything()
-        self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff)
+        membership = membership_of(self._config, self._metadata.backoff)
+        self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff, membership=membership)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
+        self._rebalancing = Rebalancing(self._machine, self._threads, self._config, self._check_open)
         self._lock = self._threads.lock
         self._close_lock = threading.Lock()
-        self._auto_committed_s = time.monotonic()
+        self._committing = Committing(self._machine, self._threads, self._config, self._check_open)
         self._told: dict[TopicPartition, str] = {}  # of which partitions that stand still the log has told, and why
-        if names:
-            self._subscribe(names)
+        if subscription.topics or subscription.pattern:
+            self._subscribe(subscription)
+
+    def subscribe(
+        self,
+        topics: Sequence[str] | str | None = None,
+        *,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics, and those that match the pattern, and no others. In a group: a share of their partitions.
+
+        Raises InvalidSubscriptionError, and InvalidConfigError for a pattern or a listener without group.id.
+        """
+        subscription = self._subscription(topics, pattern, listener)
+        if not subscription.topics and not subscription.pattern:
+            raise InvalidSubscriptionError("a subscription without a topic and without a pattern")
+        self._subscribe(subscription)
+
+    def unsubscribe(self) -> None:
+        """Read nothing any more, and leave the group. Positions are committed before (enable.auto.commit)."""
+        self._check_open()
+        self._refuse_reentry()
+        self._rebalancing.refuse_while_telling()
+        deadline = self._api_deadline()
+        if self._machine.is_member:
+            self._rebalancing.leave(deadline, "it has unsubscribed", partial(self._committing.last, deadline))
+        with self._open():
+            self._machine.unsubscribe()
+            self._threads.advance()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions and no others. Those that were assigned before keep their positions."""
+        """Read these partitions and no others. Those that were assigned before keep their positions.
+
+        A group gives out no partitions to a consumer that assigns its own. Such a consumer commits only while the group
+        has no members. Raises PolicyViolationError for a member of a group: `unsubscribe` first.
+        """
         wanted = given.topic_partitions(partitions)
         with self._open():
+            if self._machine.is_member:
+                raise PolicyViolationError("the group assigns the partitions of its members: call unsubscribe() first")
             self._machine.assign(wanted)
             self._threads.advance()
 
@@ -182,22 +209,34 @@ class Consumer(OfOneProcess):
         ClosedError.
         """
         self._refuse_reentry()
-        self._commit_when_due()
+        self._rebalancing.refuse_while_telling()
+        self._committing.when_due()
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         try:
+            self._machine.polling()
             batches = self._polled(deadline)
+            self._machine.polled(self._threads.now_ms())
             # From here to the return no signal is handled: either the caller gets the batches, or they are taken back.
             self._machine.handed = ()
             return batches
         except BaseException:
             with self._lock:
                 self._machine.take_back()
+                self._machine.polled(self._threads.now_ms())
             raise
 
     def _polled(self, deadline: Deadline) -> list[ConsumedBatch]:
         self._check_open()
+        while self._rebalancing.go_on(deadline):
+            batches = self._polled_unless_rebalancing(deadline)
+            if batches is not None:
+                return batches
+        return []
+
+    def _polled_unless_rebalancing(self, deadline: Deadline) -> list[ConsumedBatch] | None:
+        """None: partitions come or go before anything else is handed out."""
         with self._lock:
-            while True:
+            while not self._rebalancing.is_due:
                 batches, moved = self._poll_now()
                 if moved:
                     self._tell_of_errors()
@@ -208,6 +247,7 @@ class Consumer(OfOneProcess):
                     return batches
                 self._threads.wait(deadline.remaining_s)
                 self._check_open()
+        return None
 
     def _tell_of_errors(self) -> None:
         """Under the lock. Log each partition that stands still while others are read, once."""
@@ -236,9 +276,13 @@ class Consumer(OfOneProcess):
         self._check_open()
         record = None
         while not self._machine.closed:
-            self._commit_when_due()
+            self._committing.when_due()
             last = record
             try:
+                self._machine.polling()
+                if self._rebalancing.is_due:
+                    self._rebalancing.refuse_while_telling()
+                    self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))
                 with self._lock:
                     record = self._next_record()
             except BaseException:
@@ -246,12 +290,15 @@ class Consumer(OfOneProcess):
                     self._machine.take_record_back(last)
                 raise
             if record is not None:
+                self._machine.polled(self._threads.now_ms())
                 yield record
 
     def _next_record(self) -> ConsumedRecord | None:
-        """Under the lock. None: the consumer was closed, or only offsets without records were passed."""
+        """Under the lock. None: the consumer was closed, or only offsets without records were passed, or partitions
+        come or go first.
+        """
         idle = Deadline.after_ms(ERROR_AFTER_S * 1000)
-        while not self._machine.closed:
+        while not self._machine.closed and not self._rebalancing.is_due:
             try:
                 record, has_room = self._machine.next_record()
             except LogTruncationError:
@@ -261,7 +308,7 @@ class Consumer(OfOneProcess):
                 self._threads.advance()
             if record is not None or has_room:
                 return record
-            due_in_s = self._commit_due_in_s()
+            due_in_s = self._committing.due_in_s()
             if due_in_s == 0:
                 return None
             if idle.expired or self._machine.stands_still:
@@ -273,6 +320,7 @@ class Consumer(OfOneProcess):
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that poll hands out. Waits for it up to default.api.timeout.ms."""
         partition, deadline = given.topic_partition(partition), self._api_deadline()
+        self._await_first(deadline)
         with self._open():
             position = self._await_partition(partition, deadline)
             while not position.has_position:
@@ -289,12 +337,16 @@ class Consumer(OfOneProcess):
         self._require_group()
         deadline = self._api_deadline()
         with self._open():
-            if offsets is None:
-                chosen = self._machine.positions_to_commit()
-            else:
-                self._await_positions(given.by_partition(offsets), deadline)
-                chosen = self._checked(offsets)
-            self._await_commit(chosen, deadline)
+            self._committing.commit(offsets, deadline)
+
+    def group_metadata(self) -> GroupMetadata:
+        """Who this member is now, for `Producer.send_offsets_to_transaction`.
+
+        Raises UnknownMemberIdError when the group has gone on without it; the next `poll` tells the listener.
+        """
+        self._require_group()
+        with self._open():
+            return self._machine.identity()
 
     def commit_async(self) -> None:
         """Store the current positions under the group, without waiting for the answer.
@@ -304,7 +356,7 @@ class Consumer(OfOneProcess):
         """
         self._require_group()
         with self._open():
-            self._commit_later()
+            self._committing.later()
 
     def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """The group's committed offset (the next one to read), with its leader epoch and note. None: there is none.
@@ -347,8 +399,10 @@ class Consumer(OfOneProcess):
             if self._machine.closed:
                 return
             try:
-                if self._group is not None and self._config.enable_auto_commit:
-                    self._commit_last(deadline)
+                if self._machine.is_member:
+                    self._rebalancing.leave(deadline, "it was closed", partial(self._committing.last, deadline))
+                else:
+                    self._committing.last(deadline)
             finally:
                 self._threads.close()
         finally:
@@ -356,7 +410,7 @@ class Consumer(OfOneProcess):
 
     def _refuse_reentry(self) -> Within:
         """Raises ReentrantCallError in the handler of a signal that interrupted more than a wait of this consumer."""
-        return refuse_within(self, self._threads)
+        return refuse_within(self, self._threads, self._rebalancing)
 
     def __enter__(self) -> Self:
         return self
@@ -366,9 +420,19 @@ class Consumer(OfOneProcess):
     ) -> None:
         self.close()
 
-    def _subscribe(self, topics: list[str]) -> None:
+    def _subscription(
+        self, topics: Sequence[str] | str | None, pattern: str | None, listener: RebalanceListener | None
+    ) -> Subscription:
+        subscription = subscription_of(topics, pattern, listener)
+        if not self._config.group_id and (subscription.pattern or listener is not None):
+            raise InvalidConfigError("a pattern and a listener are for members of a group, and group.id is not set")
+        return subscription
+
+    def _subscribe(self, subscription: Subscription) -> None:
         with self._open():
-            self._machine.subscribe(topics)
+            if subscription.listener is not None:
+                self._rebalancing.listen(subscription.listener)
+            self._machine.subscribe(subscription.topics, subscription.pattern, now_ms=self._threads.now_ms())
             self._threads.advance()
 
     def _open(self) -> threading.RLock:
@@ -400,60 +464,19 @@ class Consumer(OfOneProcess):
             self._await_change(deadline, f"no metadata of topic {partition.topic!r} in time")
         return self._machine.partition(partition)
 
-    def _await_positions(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
-        """Under the lock. Whether a commit would pass records is known once the positions are."""
-        for tp in partitions:
-            while (position := self._machine.partitions.get(tp)) is not None and not position.has_position:
-                if position.error is not None:
-                    break  # It has none, so a commit passes nothing.
-                self._await_change(deadline, f"the position of {tp} could not be looked up in time")
+    def _await_first(self, deadline: Deadline) -> None:
+        if self._machine.is_member and not self._rebalancing.telling:
+            self._check_open()
+            self._refuse_reentry()
+            self._rebalancing.await_first(deadline)
 
     def _change(self, partition: TopicPartition, change: Callable[[], None]) -> None:
+        deadline = self._api_deadline()
+        self._await_first(deadline)
         with self._open():
-            self._await_partition(partition, self._api_deadline())
+            self._await_partition(partition, deadline)
             change()
             self._threads.advance()
-
-    def _checked(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Under the lock. Raises OffsetOutOfRangeError and PolicyViolationError."""
-        chosen = {
-            tp: offset if offset.leader_epoch is not None else self._with_epoch(tp, offset)
-            for tp, offset in given.offsets(offsets).items()
-        }
-        self._machine.check_commit(chosen)
-        return chosen
-
-    def _with_epoch(self, partition: TopicPartition, offset: OffsetAndMetadata) -> OffsetAndMetadata:
-        """KAFKA-20507: with the leader epoch of the last record before a committed offset, where it is known."""
-        position = self._machine.partitions.get(partition)
-        if position is None or position.position != offset.offset:
-            return offset
-        return OffsetAndMetadata(offset.offset, known_epoch(position.last_epoch), offset.metadata)
-
-    def _await_commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
-        """Under the lock. Raises the commit's error, also when no coordinator answered."""
-        if not offsets:
-            return
-        commit = self._machine.commit(offsets, deadline.at_s * 1000)
-        self._threads.advance()
-        while not commit.done:
-            self._threads.wait()
-            self._check_open()
-        if commit.error is not None:
-            raise commit.error
-
-    def _commit_later(self) -> None:
-        deadline = Deadline.after_ms(ROUND_TIMEOUT_MS)
-        self._machine.commit_later(self._machine.positions_to_commit(), deadline.at_s * 1000)
-        self._threads.advance(news=False)
-
-    def _commit_last(self, deadline: Deadline) -> None:
-        """Commit what has changed, at close. A cluster that is gone already must not keep the caller from closing."""
-        try:
-            with self._lock:
-                self._await_commit(self._machine.uncommitted_positions(), deadline)
-        except _NOBODY_TO_COMMIT_TO as error:
-            _log.warning("the last positions could not be committed: %s", error)
 
     def _require_group(self) -> GroupOffsets:
         self._check_open()
@@ -466,16 +489,3 @@ class Consumer(OfOneProcess):
         read_committed = self._config.read_committed
         listed = lookup_offsets(self._metadata, moments, self._api_deadline(), read_committed=read_committed)
         return offsets_with_history(self._metadata.view, moments, listed)
-
-    def _commit_when_due(self) -> None:
-        """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""
-        if self._commit_due_in_s() == 0:
-            self._auto_committed_s = time.monotonic()
-            with self._lock:
-                self._commit_later()
-
-    def _commit_due_in_s(self) -> float | None:
-        """Seconds until the next automatic commit; None: there is none."""
-        if self._group is None or not self._config.enable_auto_commit:
-            return None
-        return max(self._auto_committed_s + self._config.auto_commit_interval_ms / 1000 - time.monotonic(), 0.0)

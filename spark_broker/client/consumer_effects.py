@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.membership import SendHeartbeat
 from spark_broker.client.settings import Address
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import OffsetAndMetadata, TopicPartition
@@ -45,13 +46,15 @@ Round = RefreshMetadata | FetchCommitted | LookUpOffsets
 class CommitOffsets:
     """Have the group's coordinator store these offsets by `deadline_ms`; then `commit_ended`.
 
-    `error`, once it is `done`: why they may not be stored. `background`: no caller waits for it.
+    `error`, once it is `done`: why they may not be stored. `background`: no caller waits for it. `life`: of the group's
+    member that has read; a later one does not commit them.
     """
 
     offsets: Offsets
     deadline_ms: float
     background: bool
     topic_ids: Mapping[TopicPartition, str] = field(default_factory=dict)  # of the topics that were read
+    life: int = 0
     done: bool = False
     error: SparkBrokerError | None = None
 
@@ -91,4 +94,4 @@ class ReadHistory:
     end: int
 
 
-Effect = Round | CommitOffsets | ReadHistory | BreakFetch | LeaveLeader | FollowLeader
+Effect = Round | SendHeartbeat | CommitOffsets | ReadHistory | BreakFetch | LeaveLeader | FollowLeader

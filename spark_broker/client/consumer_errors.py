@@ -10,10 +10,13 @@ from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.partition_position import PartitionPosition
 from spark_broker.errors import (
     ClientEndedError,
+    FencedInstanceIdError,
+    FencedMemberEpochError,
     InconsistentTopicIdError,
     InvariantError,
     SchemaMismatchError,
     SparkBrokerError,
+    UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import TopicPartition
@@ -24,6 +27,9 @@ LASTING = (InvariantError, ClientEndedError)
 
 TOPIC_IS_GONE = (InconsistentTopicIdError, UnknownTopicOrPartitionError)
 """No failures of the consumer: the topic's partitions stand still, and tell of it."""
+
+MEMBER_IS_GONE = (*TOPIC_IS_GONE, UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError)
+"""No failures of a group's member: its next heartbeat tells of it, and so does the listener."""
 
 Partitions = Mapping[TopicPartition, PartitionPosition]
 TopicErrors = Mapping[str, SparkBrokerError]

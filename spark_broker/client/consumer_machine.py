@@ -26,13 +26,16 @@ from spark_broker.client.consumer_effects import (
 )
 from spark_broker.client.consumer_errors import LASTING, again
 from spark_broker.client.fetch_machine import FetchMachine
+from spark_broker.client.group_offsets import NOBODY
+from spark_broker.client.group_reading import GroupReading
 from spark_broker.client.history_turns import HistoryTurns
 from spark_broker.client.leader_fetches import LeaderFetches
+from spark_broker.client.membership import Membership
 from spark_broker.client.partition_position import POLL_BATCHES_MAX, HandedOut, PartitionPosition, Prefetched, Start
-from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Tries
+from spark_broker.client.retry import Backoff, Tries
+from spark_broker.client.topic_checks import TopicChecks
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
-    InconsistentTopicIdError,
     InvariantError,
     PolicyViolationError,
     SparkBrokerError,
@@ -42,6 +45,7 @@ from spark_broker.model import (
     CONSUMER_OFFSETS_TOPIC,
     ConsumedBatch,
     ConsumedRecord,
+    GroupMetadata,
     OffsetAndMetadata,
     TopicPartition,
     known_epoch,
@@ -63,20 +67,28 @@ class ConsumerMachine:
         backoff: Backoff,
         *,
         fetches: FetchMachine | None = None,
+        membership: Membership | None = None,
     ) -> None:
+        """`membership`: of the consumer's group, which decides what is read of a subscription."""
         self.partitions: dict[TopicPartition, PartitionPosition] = {}
         self.topics: set[str] = set()
-        self.topic_errors: dict[str, SparkBrokerError] = {}
+        self.pattern = ""
+        self.checks = TopicChecks(self.partitions, columns)
         self.failure: SparkBrokerError | InvariantError | None = None
         self.closed = False
         fetch_machine = FetchMachine(config, columns, backoff) if fetches is None else fetches
         self.leaders = LeaderFetches(config, fetch_machine, self.partitions)
-        self._config, self._columns = config, columns
+        self._config = config
         self._reset = Start(config.auto_offset_reset)
         self._first_start = Start.COMMITTED if config.group_id else self._reset
         self._commits = CommitQueue()
         self.handed: Sequence[HandedOut] = ()  # by the poll that has not returned yet
         self._sought: dict[str, Start] = {}  # by topic: where its partitions begin, once they are known
+        self._generation = 0  # in which the next new position begins: no answer for an earlier one fits it
+        self.group: GroupReading | None = None
+        if membership is not None:
+            parts = (self.partitions, self._forget, self._add, self._partitions_of)
+            self.group = GroupReading(membership, *parts, self._reset)
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
@@ -84,34 +96,81 @@ class ConsumerMachine:
         self._refreshes = Tries(backoff)
         self._lookups = Tries(backoff)  # own tries: a missing topic does not delay other topics' first positions
         self._refreshed_ms = float("-inf")
-        self._missing_since_ms: dict[str, float] = {}
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        """Read every partition of these topics, also those that are added later."""
-        self.topics = set(topics)
-        self._reading_changed()
+    def _partitions_of(self, topic: str) -> int:
+        known = self.view.topic(topic)
+        return 0 if known is None else len(known.partitions)
+
+    def subscribe(self, topics: Iterable[str], pattern: str = "", *, now_ms: float = 0.0) -> None:
+        """Read every partition of these topics, also those that are added later; in a group, a share of them.
+
+        `pattern`: of names of topics, in a group.
+        """
+        if self.group is not None and not self.is_member:
+            self.unsubscribe()  # from what was assigned by hand
+        self.topics, self.pattern = set(topics), pattern
+        if self.group is not None:
+            self.group.membership.subscribe(self.topics, pattern, now_ms)
+        self.reading_changed()
+
+    def unsubscribe(self) -> None:
+        """Read nothing. A member has left its group before."""
+        self.topics, self.pattern, self._sought = set(), "", {}
+        for tp in list(self.partitions):
+            self._forget(tp)
+        self.reading_changed()
+
+    def polling(self) -> None:
+        """The caller waits for records: what it got before it has done with."""
+        if self.group is not None:
+            self.group.membership.polling()
+
+    def polled(self, now_ms: float) -> None:
+        """The caller has got what it waited for."""
+        if self.group is not None:
+            self.group.membership.polled(now_ms)
+
+    def identity(self, life: int | None = None) -> GroupMetadata:
+        """Who commits. Raises UnknownMemberIdError for what was read in another life than the present one."""
+        return NOBODY if self.group is None else self.group.membership.identity(life)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that stay keep their positions."""
         self.topics, self._sought = set(), {}
         assigned = dict.fromkeys(partitions)
         for tp in [tp for tp in self.partitions if tp not in assigned]:
-            self.leaders.break_fetch(tp)
-            self.partitions.pop(tp).generation += 1
+            self._forget(tp)
         for tp in assigned:
             if tp not in self.partitions:
-                self.partitions[tp] = PartitionPosition(tp, self._first_start, self._reset)
-        self._reading_changed()
+                self._add(PartitionPosition(tp, self._first_start, self._reset))
+        self.reading_changed()
 
-    def _reading_changed(self) -> None:
-        names = self._topic_names()
-        self.topic_errors = {name: error for name, error in self.topic_errors.items() if name in names}
-        self._missing_since_ms = {name: since for name, since in self._missing_since_ms.items() if name in names}
+    def _forget(self, tp: TopicPartition) -> None:
+        self.leaders.break_fetch(tp)
+        position = self.partitions.pop(tp)
+        position.generation += 1
+        self._generation = max(self._generation, position.generation)
+        self._commits.known.pop(tp, None)
+
+    def _add(self, position: PartitionPosition) -> None:
+        position.generation = self._generation
+        self.partitions[position.tp] = position
+
+    def reading_changed(self) -> None:
+        """Partitions came or went."""
+        self.checks.keep(self._topic_names())
         self.leaders.refresh_wanted = True
 
     def is_unresolved(self, tp: TopicPartition) -> bool:
-        """Whether the partition's topic is subscribed, but its partitions are not known yet."""
+        """Whether the partition's topic is subscribed, but it is not known yet which of its partitions are read."""
+        if self.is_member:
+            return self.group is not None and not self.group.membership.assigned
         return tp.topic in self.topics and all(assigned.topic != tp.topic for assigned in self.partitions)
+
+    @property
+    def is_member(self) -> bool:
+        """Whether a group decides what is read."""
+        return self.group is not None and bool(self.topics or self.pattern)
 
     def partition(self, tp: TopicPartition) -> PartitionPosition:
         """Raises PolicyViolationError for a partition that is not assigned."""
@@ -133,19 +192,16 @@ class ConsumerMachine:
     def seek_all_to(self, start: Start) -> None:
         """The same for every partition, also for those that are not known yet."""
         known = {tp.topic for tp in self.partitions}
-        self._sought.update(dict.fromkeys(self.topics - known, start))
+        sought = self._sought if self.group is None else self.group.sought
+        sought.update(dict.fromkeys(self.topics - known, start))
+        if self.group is not None and self.pattern and not known:
+            self.group.sought_any = start
         for tp in self.partitions:
             self.seek_to(tp, start)
 
     def _moved_by_caller(self, tp: TopicPartition) -> None:
-        """The caller chose a position. In a topic that was deleted and created again, it is one in the new topic."""
         self.leaders.break_fetch(tp)
-        if isinstance(self.topic_errors.get(tp.topic), InconsistentTopicIdError):
-            topic = self.view.topic(tp.topic)
-            if topic is not None:
-                self.partitions[tp].topic_id = topic.topic_id
-            if self._is_one_topic(tp.topic, topic):
-                del self.topic_errors[tp.topic]
+        if self.checks.chosen_in(self.partitions[tp], self.view.topic(tp.topic)):
             self.leaders.refresh_wanted = True
 
     def pause(self, tp: TopicPartition, *, paused: bool) -> None:
@@ -180,7 +236,7 @@ class ConsumerMachine:
             self._turn.take_record_back(handed_out)
 
     def _may_hand_out(self, position: PartitionPosition) -> bool:
-        return not position.paused and position.error is None and position.tp.topic not in self.topic_errors
+        return not position.paused and position.error is None and position.tp.topic not in self.checks.errors
 
     def next_record(self) -> tuple[ConsumedRecord | None, bool]:
         """The next record fetched ahead, and whether there is room to fetch more. Partitions take turns by batches.
@@ -211,21 +267,23 @@ class ConsumerMachine:
     @property
     def stands_still(self) -> bool:
         """Whether nothing can be handed out before a caller acts: each partition has failed."""
-        return consumer_errors.stands_still(self.partitions, self.topic_errors)
+        return consumer_errors.stands_still(self.partitions, self.checks.errors)
 
     def errors(self) -> dict[TopicPartition, SparkBrokerError]:
         """The partitions that stand still, and why."""
-        return consumer_errors.errors_of(self.partitions, self.topic_errors)
+        return consumer_errors.errors_of(self.partitions, self.checks.errors)
 
     def raise_error(self) -> None:
         """Raises the error of a partition, where there is one, as long as its cause lasts."""
         self._raise_at_once()
-        consumer_errors.raise_first(self.partitions, self.topic_errors)
+        consumer_errors.raise_first(self.partitions, self.checks.errors)
 
     def _raise_at_once(self) -> None:
         """Raises what concerns the whole consumer, and that a log was truncated: what was read is not there."""
         consumer_errors.raise_truncation(self.partitions)
         failure = self.failure
+        if failure is None and self.group is not None:
+            failure = self.group.take_failure()
         self.failure = failure if isinstance(failure, LASTING) else None
         if failure is not None:
             raise again(failure)
@@ -239,8 +297,8 @@ class ConsumerMachine:
         """Positions after what was handed out, and those that a caller chose, of topics that are there; none that was
         only looked up. A truncation that poll has not raised yet has moved none of them.
         """
-        there = {tp: p for tp, p in self.partitions.items() if tp.topic not in self.topic_errors}
-        return {tp: p.to_commit for tp, p in there.items() if p.has_position and p.chosen}
+        there = self.checks.readable(self.partitions.values())
+        return {p.tp: p.to_commit for p in there if p.has_position and p.chosen}
 
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The positions to commit, without those that the coordinator is known to have."""
@@ -252,17 +310,24 @@ class ConsumerMachine:
 
     def commit(self, offsets: Offsets, deadline_ms: float) -> CommitOffsets:
         """Commit these offsets for a caller that waits until it is done."""
-        commit = CommitOffsets(dict(offsets), deadline_ms, background=False, topic_ids=self._ids_of(offsets))
-        self._commits.add(commit)
-        return commit
+        return self._commit(offsets, deadline_ms, background=False)
 
     def commit_later(self, offsets: Offsets, deadline_ms: float) -> None:
         """Commit the offsets that have changed; no caller waits. A partition's later commit replaces this one."""
         if changed := self._commits.changed(offsets):
-            self._commits.add(CommitOffsets(changed, deadline_ms, background=True, topic_ids=self._ids_of(changed)))
+            self._commit(changed, deadline_ms, background=True)
 
-    def _ids_of(self, offsets: Offsets) -> dict[TopicPartition, str]:
-        return {tp: self.partitions[tp].topic_id for tp in offsets if tp in self.partitions}
+    def _commit(self, offsets: Offsets, deadline_ms: float, *, background: bool) -> CommitOffsets:
+        ids = {tp: self.partitions[tp].topic_id for tp in offsets if tp in self.partitions}
+        life = 0 if self.group is None else self.group.membership.life
+        commit = CommitOffsets(dict(offsets), deadline_ms, background, ids, life)
+        self._commits.add(commit)
+        return commit
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit is under way, or waits for one."""
+        return self._commits.in_flight is not None or bool(self._commits.waiting)
 
     def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
         """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones."""
@@ -270,16 +335,21 @@ class ConsumerMachine:
         if error is None:
             return
         self.leaders.refresh_wanted = True
-        if commit.background and not error.retriable and not isinstance(error, consumer_errors.TOPIC_IS_GONE):
+        told_otherwise = consumer_errors.MEMBER_IS_GONE if self.is_member else consumer_errors.TOPIC_IS_GONE
+        if commit.background and not error.retriable and not isinstance(error, told_otherwise):
             self.failure = error
 
     def step(self, now_ms: float) -> list[Effect]:
         """The effects to carry out now. The shell has already begun those of earlier steps."""
         if not self.closed:
+            if self.group is not None and self.group.take_up(now_ms):
+                self.reading_changed()
             self._begin_round(now_ms)
             commit = self._commits.next()
             if commit is not None:
                 self.leaders.effects.append(commit)
+            if self.group is not None:
+                self.leaders.effects += self.group.membership.heartbeats(now_ms)
             part = self._history.next(self.partitions.values(), self.view)
             if part is not None:
                 self.leaders.effects.append(part)
@@ -289,6 +359,8 @@ class ConsumerMachine:
     def wake_ms(self, now_ms: float) -> float:
         """When to call `step` again at the latest; infinity: there is nothing to wait for."""
         times = [position.retry.at_ms for position in self.partitions.values() if position.retry.at_ms > now_ms]
+        if self.group is not None:
+            times.append(self.group.membership.wake_ms())
         if self._round is None and self._is_reading:
             refresh_ms = now_ms if self.leaders.refresh_wanted else self._refresh_due_ms()
             times.append(max(refresh_ms, self._refreshes.next_ms))
@@ -337,7 +409,7 @@ class ConsumerMachine:
             if position.start is not None
             and position.start is not Start.NONE
             and position.error is None
-            and position.tp.topic not in self.topic_errors
+            and position.tp.topic not in self.checks.errors
         ]
 
     def _next_lookup(self) -> FetchCommitted | LookUpOffsets | None:
@@ -366,9 +438,9 @@ class ConsumerMachine:
         self._refreshed_ms = now_ms
         if not isinstance(self.failure, LASTING):
             self.failure = None
-        for name in sorted(self.topics):
+        for name in sorted(self.topics if self.group is None else ()):
             self._assign_all(name, view.topic(name))
-        checked = [self._check_topic(name, view.topic(name), now_ms) for name in sorted(self._topic_names())]
+        checked = [self.checks.check(name, view.topic(name), now_ms) for name in sorted(self._topic_names())]
         checked += [self._check_partition(position) for position in self.partitions.values()]
         self.leaders.learned(view)
         settled = all(checked)
@@ -395,30 +467,7 @@ class ConsumerMachine:
             tp = TopicPartition(name, number)
             if tp not in self.partitions:
                 chosen = sought is not None
-                self.partitions[tp] = PartitionPosition(tp, start, reset, topic.topic_id, chosen=chosen)
-
-    def _check_topic(self, name: str, topic: TopicView | None, now_ms: float) -> bool:
-        """False: the topic is missing or was replaced. Its error is set when that lasts longer than brokers may lag."""
-        if self._is_one_topic(name, topic):
-            self._missing_since_ms.pop(name, None)
-            self.topic_errors.pop(name, None)
-            unknown = consumer_errors.unknown_column(topic, self._columns)
-            if unknown is not None:
-                self.topic_errors[name] = unknown
-            return unknown is None
-        since_ms = self._missing_since_ms.setdefault(name, now_ms)
-        if now_ms - since_ms >= UNKNOWN_TOPIC_GRACE_MS:
-            self.topic_errors[name] = (
-                UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
-                if topic is None
-                else InconsistentTopicIdError(f"topic {name!r} was deleted and created again")
-            )
-        return False
-
-    def _is_one_topic(self, name: str, topic: TopicView | None) -> bool:
-        """Whether the topic exists, and no position belongs to an earlier topic of its name."""
-        ids = {p.topic_id for tp, p in self.partitions.items() if tp.topic == name and p.topic_id}
-        return topic is not None and ids <= {topic.topic_id}
+                self._add(PartitionPosition(tp, start, reset, topic.topic_id, chosen=chosen))
 
     def _check_partition(self, position: PartitionPosition) -> bool:
         """False: its leader is not known, or metadata lags behind what was read."""

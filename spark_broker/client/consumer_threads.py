@@ -1,7 +1,8 @@
 """The threads that carry out what a `ConsumerMachine` wants. `poll` never waits for a broker.
 
-One thread asks for metadata and offsets, and one asks the group's coordinator. Each leader has one that fetches
-(`client/fetcher.py`). The machine has one lock. `changed` is notified whenever a waiting thread may go on.
+One thread asks for metadata and offsets, and one asks the group's coordinator; two send heartbeats to it. Each leader
+has one that fetches (`client/fetcher.py`). The machine has one lock. `changed` is notified whenever a waiting thread
+may go on.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.fetcher import LeaderFetcher
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.history_reader import HistoryParts
+from spark_broker.client.membership import IN_FLIGHT_MAX, Membership, SendHeartbeat
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import try_lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import ClosedError, InvariantError, SparkBrokerError
+from spark_broker.model import GroupMetadata
 from spark_broker.threads import LONGEST_WAIT_S, Worker, begin, client_ended
 
 _log = logging.getLogger(__name__)
@@ -63,12 +66,15 @@ class ConsumerThreads:
         self._fetchers: dict[int, LeaderFetcher] = {}
         self._asked: deque[Effect] = deque()  # of the leaders and of any broker; at most one at a time
         self._asked_of_group: deque[Effect] = deque()  # at most a round and a commit
+        self._heartbeats: deque[Effect] = deque()  # at most as many as threads for them
         self._asked_of_history: deque[Effect] = deque()  # at most one
         self._history: HistoryParts | None = None
+        self._heartbeat_threads = 0  # One may wait for an answer that is held back. They begin with the membership.
         name = config.client_id or "consumer"
         self._threads = [self._start(f"{name}-work", self._asked)]
         if group is not None:
             self._threads.append(self._start(f"{name}-group", self._asked_of_group))
+        self._name = name
 
     def now_ms(self) -> float:
         return time.monotonic() * 1000
@@ -124,6 +130,11 @@ class ConsumerThreads:
                 self._fetchers[broker_id].interrupt()
             case FetchCommitted() | CommitOffsets():
                 self._asked_of_group.append(effect)
+            case SendHeartbeat():
+                while self._heartbeat_threads < IN_FLIGHT_MAX:
+                    self._heartbeat_threads += 1
+                    self._threads.append(self._start(f"{self._name}-heartbeat", self._heartbeats))
+                self._heartbeats.append(effect)
             case ReadHistory():
                 if self._history is None:
                     part_bytes = self._config.max_partition_fetch_bytes
@@ -133,6 +144,17 @@ class ConsumerThreads:
                 self._asked_of_history.append(effect)
             case _:
                 self._asked.append(effect)
+
+    @property
+    def _membership(self) -> Membership:
+        if self.machine.group is None:
+            raise InvariantError("a heartbeat of a consumer without a group")
+        return self.machine.group.membership
+
+    def _member(self, life: int | None = None) -> GroupMetadata:
+        """Who asks the coordinator. Raises UnknownMemberIdError where what was read is lost."""
+        with self.lock:
+            return self.machine.identity(life)
 
     def _as_recorded(self, topic: TopicView) -> TopicView:
         return self._metadata.as_recorded(topic, Deadline.after_ms(self._config.request_timeout_ms))
@@ -164,6 +186,8 @@ class ConsumerThreads:
         with self.lock:
             if isinstance(effect, CommitOffsets):
                 self.machine.commit_ended(effect, error)
+            elif isinstance(effect, SendHeartbeat):
+                self._membership.failed(effect, error, self.now_ms())
             elif isinstance(effect, ReadHistory):
                 self.machine.learned(self._metadata.view)
                 self.machine.history_failed(effect, error, self.now_ms())
@@ -194,15 +218,21 @@ class ConsumerThreads:
                     self.advance()
             case FetchCommitted(generations) if self._group is not None:
                 deadline, stable = Deadline.after_ms(ROUND_TIMEOUT_MS), self._config.read_committed
-                committed = self._group.fetch(generations, deadline, require_stable=stable)
+                member = self._member()
+                committed = self._group.fetch(generations, deadline, require_stable=stable, member=member)
                 with self.lock:
                     machine.learned(self._metadata.view)
                     machine.committed_came(effect, committed, self.now_ms())
                     self.advance()
             case CommitOffsets(offsets, deadline_ms) if self._group is not None:
-                self._group.commit(offsets, Deadline(deadline_ms / 1000), effect.topic_ids)
+                self._group.commit(offsets, Deadline(deadline_ms / 1000), effect.topic_ids, self._member(effect.life))
                 with self.lock:
                     machine.commit_ended(effect)
+                    self.advance()
+            case SendHeartbeat(request, timeout_ms) if self._group is not None:
+                answer = self._group.heartbeat(request, Deadline.after_ms(timeout_ms))
+                with self.lock:
+                    self._membership.answered(effect, answer, self.now_ms())
                     self.advance()
             case ReadHistory() if self._history is not None:
                 fetched = self._history.next(effect)

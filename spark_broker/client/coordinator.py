@@ -12,6 +12,7 @@ from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidConfigError,
     SparkBrokerError,
+    StaleMemberEpochError,
     UnknownServerError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NAME_MAX, TRANSACTION_STATE_TOPIC
@@ -79,7 +80,21 @@ class CoordinatorClient:
             limit = deadline if patient else Deadline.after_ms(PATIENCE_MS << min(attempt - 1, 16))
             return self._ask_leader(request, min(limit, deadline, key=lambda each: each.at_s), deadline)
 
-        response = self._retried(once, deadline)
+        return self._checked(request, self._retried(once, deadline), answer)
+
+    def ask_once(self, request: CallRequest, answer: type[A], deadline: Deadline) -> A:
+        """The coordinator's answer to one attempt. Raises its typed error, also a retriable one. What is known of the
+        cluster is looked up again then, if the error says so.
+        """
+        try:
+            response = self._ask_leader(request, deadline, deadline)
+        except SparkBrokerError as error:
+            if error.refresh_metadata:
+                self._metadata.refresh(Deadline.after_ms(PATIENCE_MS))
+            raise
+        return self._checked(request, response, answer)
+
+    def _checked(self, request: CallRequest, response: CallResponse, answer: type[A]) -> A:
         if not isinstance(response, answer):
             raise UnknownServerError(f"{type(request).__name__} was answered with {type(response).__name__}")
         return response
@@ -92,12 +107,14 @@ class CoordinatorClient:
         return group_partition(self._key, len(topic.partitions))
 
     def _retried(self, action: Callable[[], R], deadline: Deadline) -> R:
+        grace = TopicGrace()
         return call_with_retries(
             action,
             deadline=deadline,
             backoff=self._metadata.backoff,
             closing=self._metadata.closing,
-            retry=TopicGrace().retries,
+            # The caller has to name another epoch.
+            retry=lambda error: not isinstance(error, StaleMemberEpochError) and grace.retries(error),
             between=lambda error: self._look_again(error, deadline),
         )
 

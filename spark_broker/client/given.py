@@ -19,7 +19,7 @@ from spark_broker.errors import (
     InvalidTopicError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import NAME_MAX, NewTopic, OffsetAndMetadata, TopicPartition
+from spark_broker.model import NAME_MAX, GroupMetadata, NewTopic, OffsetAndMetadata, TopicPartition
 from spark_broker.setting_values import truth
 from spark_broker.times import to_us
 
@@ -121,6 +121,11 @@ def mapping(values: object, what: str, by: str) -> dict[object, object]:
     if not isinstance(values, Mapping):
         raise InvalidDataError(f"{what}: {_shown(values)}; give a dict by {by}")
     return dict(values)
+
+
+def group(value: object) -> GroupMetadata:
+    """The id of a group, or who its member is. Raises InvalidDataError."""
+    return value if isinstance(value, GroupMetadata) else GroupMetadata(text(value, "group_id"))
 
 
 def instance(value: object, kind: type[_T], what: str) -> _T:

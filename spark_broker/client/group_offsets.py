@@ -7,9 +7,18 @@ from collections.abc import Iterable, Mapping
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NO_EPOCH, OffsetAndMetadata, TopicPartition, known_epoch
+from spark_broker.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    NO_EPOCH,
+    GroupMetadata,
+    OffsetAndMetadata,
+    TopicPartition,
+    known_epoch,
+)
 from spark_broker.protocol.messages import (
     CommittedOffset,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
     EmptyResponse,
     OffsetCommitRequest,
     OffsetFetchRequest,
@@ -17,6 +26,9 @@ from spark_broker.protocol.messages import (
 )
 
 NO_IDS: Mapping[TopicPartition, str] = {}
+
+NOBODY = GroupMetadata("")
+"""A commit without a member."""
 
 
 class GroupOffsets:
@@ -32,25 +44,44 @@ class GroupOffsets:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         deadline: Deadline,
         topic_ids: Mapping[TopicPartition, str] = NO_IDS,
+        member: GroupMetadata = NOBODY,
     ) -> None:
-        """Store the offsets. `topic_ids`: of the topics that were read, where they are known.
+        """Store the offsets. `topic_ids`: of the topics that were read, where they are known. `member`: who has read.
 
         Raises typed errors; after RequestTimedOutError they may be stored or not. Raises InconsistentTopicIdError or
-        UnknownTopicOrPartitionError for a topic that was deleted; offsets of the other topics are stored then.
+        UnknownTopicOrPartitionError for a topic that was deleted, StaleMemberEpochError for a partition that is not the
+        member's any more; the other offsets are stored then. Raises UnknownMemberIdError where the group has members,
+        and this is none.
         """
-        request = OffsetCommitRequest(self._group_id, to_messages(offsets, topic_ids))
+        request = OffsetCommitRequest(
+            self._group_id,
+            to_messages(offsets, topic_ids),
+            member.member_id,
+            member.member_epoch,
+            member.instance_id,
+        )
         self._coordinator.ask(request, EmptyResponse, deadline)
 
+    def heartbeat(self, request: ConsumerGroupHeartbeatRequest, deadline: Deadline) -> ConsumerGroupHeartbeatResponse:
+        """One attempt. Raises the typed error of the coordinator, or why there is no answer."""
+        return self._coordinator.ask_once(request, ConsumerGroupHeartbeatResponse, deadline)
+
     def fetch(
-        self, partitions: Iterable[TopicPartition] | None, deadline: Deadline, *, require_stable: bool = False
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        deadline: Deadline,
+        *,
+        require_stable: bool = False,
+        member: GroupMetadata = NOBODY,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Committed offsets of these partitions (None: of all); one without a commit is absent.
 
         A commit for an earlier topic of the same name is none. `require_stable`: wait for open transactions of the
-        group. Raises UnstableOffsetCommitError at the deadline.
+        group. Raises UnstableOffsetCommitError at the deadline, and StaleMemberEpochError for another epoch than the
+        member's.
         """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
-        request = OffsetFetchRequest(self._group_id, wanted, require_stable)
+        request = OffsetFetchRequest(self._group_id, wanted, require_stable, member.member_id, member.member_epoch)
         answer = self._coordinator.ask(request, OffsetFetchResponse, deadline)
         if any(self._is_of_another(offset) for offset in answer.offsets):  # Or what is known of the topics is old.
             self._metadata.refresh(deadline)

@@ -19,6 +19,11 @@ class ConsumerSettings(TypedDict, total=False):
     """Settings of a Consumer."""
 
     client_id: str | None
+    group_instance_id: str | None
+    group_remote_assignor: str | None
+    client_rack: str | None
+    session_timeout_ms: int | None
+    max_poll_interval_ms: int | None
     isolation_level: str | None
     auto_offset_reset: str | None
     enable_auto_commit: bool | None

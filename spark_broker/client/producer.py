@@ -50,7 +50,7 @@ from spark_broker.errors import (
     SchemaMismatchError,
     SparkBrokerError,
 )
-from spark_broker.model import RecordMetadata, TopicPartition
+from spark_broker.model import GroupMetadata, RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.transport.client import fork
@@ -284,8 +284,11 @@ class Producer(OfOneProcess):
         """
         self._transactional().abort()
 
-    def send_offsets_to_transaction(self, offsets: Offsets, group_id: str) -> None:
+    def send_offsets_to_transaction(self, offsets: Offsets, group_id: str | GroupMetadata) -> None:
         """Commit a consumer group's positions (offsets of the next records to read) with the transaction.
+
+        Give `consumer.group_metadata()` for what a member of the group has read: it is refused if the group has given
+        the partitions to others meanwhile (KIP-447). The id alone is enough while the group has no members.
 
         Raises what `append` raises, and the error of the group's coordinator. The transaction can only be aborted then.
         """

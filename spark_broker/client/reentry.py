@@ -22,8 +22,8 @@ _WAITS_FOR_ALL = "wait_without_lock"
 _WAIT_FOR_THAT = frozenset({"drain", "flush", "close", "__exit__"})
 """A producer's functions that hold no lock while they wait."""
 
-_WAITS_WITH_RLOCK = "wait"
-"""A consumer's function: its state is consistent meanwhile, and the thread may take its lock again."""
+_WAITS_WITH_RLOCK = frozenset({"wait", "tell_listener"})
+"""A consumer's functions: its state is consistent meanwhile, and the thread may take its lock again."""
 
 
 class Within(IntEnum):
@@ -101,7 +101,7 @@ def _kind(chain: list[str], *, calls_back: bool) -> Within:
     if calls_back:
         return Within.CALLBACK
     waits = chain[0] == _WAITS_FOR_ALL and _WAIT_FOR_THAT.issuperset(chain[1:])
-    return Within.WAIT if waits or chain[0] == _WAITS_WITH_RLOCK else Within.CALL
+    return Within.WAIT if waits or chain[0] in _WAITS_WITH_RLOCK else Within.CALL
 
 
 def _is_clients(frame: FrameType) -> bool:

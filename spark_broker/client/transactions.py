@@ -36,6 +36,7 @@ from spark_broker.model import (
     CONSUMER_OFFSETS_TOPIC,
     NAME_MAX,
     TRANSACTION_STATE_TOPIC,
+    GroupMetadata,
     OffsetAndMetadata,
     TopicPartition,
 )
@@ -181,10 +182,10 @@ class TransactionManager:
         finally:
             self._control.release()
 
-    def send_offsets(self, offsets: Offsets, group_id: str) -> None:
+    def send_offsets(self, offsets: Offsets, group_id: str | GroupMetadata) -> None:
         """Make the group's offsets a part of the transaction. Raises typed errors; then it can only be aborted."""
-        group_id = given.text(group_id, "group_id")
-        check_name("group.id", group_id)
+        member = given.group(group_id)
+        check_name("group.id", member.group_id)
         positions = given.offsets(offsets)
         negative = next((tp for tp, position in positions.items() if position.offset < 0), None)
         if negative is not None:
@@ -193,19 +194,26 @@ class TransactionManager:
             if not positions:
                 return
             try:
-                self._send_offsets(positions, group_id, Deadline.after_ms(self._config.max_block_ms))
+                self._send_offsets(positions, member, Deadline.after_ms(self._config.max_block_ms))
             except SparkBrokerError as error:
                 self._state.append_failed(error)
                 raise
 
     def _send_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group_id: str, deadline: Deadline
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: GroupMetadata, deadline: Deadline
     ) -> None:
-        group = CoordinatorClient(self._metadata, CONSUMER_OFFSETS_TOPIC, group_id)
+        group = CoordinatorClient(self._metadata, CONSUMER_OFFSETS_TOPIC, member.group_id)
         partition = group.partition(deadline)
         sequence = self._offset_sequences.get(partition, 0)
         request = TransactionalOffsetCommitRequest(
-            group_id, to_messages(offsets), self._config.transactional_id, *self._identity, sequence
+            member.group_id,
+            to_messages(offsets),
+            self._config.transactional_id,
+            *self._identity,
+            sequence,
+            member.member_id,
+            member.member_epoch,
+            member.instance_id,
         )
         group.ask(request, EmptyResponse, deadline, patient=False)
         self._offset_sequences[partition] = (sequence + 1) % SEQUENCE_LIMIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from spark_broker import Consumer, Producer, TopicPartition
+from spark_broker import Consumer, GroupMetadata, Producer, TopicPartition
 from spark_broker.errors import TransactionAbortableError
 
 RECORDS_MAX = 25
@@ -13,7 +13,12 @@ RECORDS_MAX = 25
 
 def copy(servers: str, source: str, target: str, group: str) -> None:
     """Copy each record once, in upper case, for ever; each commit is a line on standard output."""
-    config = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    config = {
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": 1000,
+    }
     with (
         Producer(servers, transactional_id=group) as producer,
         Consumer(servers, topics=[source], config=config) as consumer,
@@ -24,20 +29,27 @@ def copy(servers: str, source: str, target: str, group: str) -> None:
                 for at in range(0, batch.data.num_rows, RECORDS_MAX):
                     rows = batch.data.slice(at, RECORDS_MAX)
                     end = batch.base_offset + at + rows.num_rows
-                    while not _copied(producer, target, batch.partition, rows.to_pylist(), group, source, end):
+                    values = [row["value"].upper() for row in rows.to_pylist()]
+                    reached = {TopicPartition(source, batch.partition): end}
+                    while not _copied(producer, target, batch.partition, values, reached, consumer.group_metadata()):
                         pass
                     sys.stdout.write(f"{batch.partition} {end}\n")
                     sys.stdout.flush()
 
 
 def _copied(
-    producer: Producer, target: str, partition: int, rows: list[dict[str, bytes]], group: str, source: str, end: int
+    producer: Producer,
+    target: str,
+    partition: int,
+    values: list[bytes],
+    reached: dict[TopicPartition, int],
+    group: GroupMetadata,
 ) -> bool:
     try:
         with producer.transaction():
-            for row in rows:
-                producer.send(target, row["value"].upper(), partition=partition)
-            producer.send_offsets_to_transaction({TopicPartition(source, partition): end}, group)
+            for value in values:
+                producer.send(target, value, partition=partition)
+            producer.send_offsets_to_transaction(reached, group)
     except TransactionAbortableError:
         return False
     return True

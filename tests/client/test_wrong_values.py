@@ -37,6 +37,7 @@ from spark_broker import (
     TransactionGroup,
 )
 from spark_broker.client.group_admin import GroupAdmin
+from spark_broker.client.rebalance_listener import RebalanceListener
 from spark_broker.config import AdminConfig, Config, ConsumerConfig, ProducerConfig
 from spark_broker.errors import InvalidConfigError, InvalidDataError, InvalidTopicError, SparkBrokerError
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
@@ -105,6 +106,8 @@ GOOD: Mapping[str, Any] = {
     "total": 2,
     "acks": "all",
     "columns": ("value",),
+    "pattern": "t.*",
+    "listener": RebalanceListener(),
     "version": 1,
     "timeout_ms": 60_000,
 }

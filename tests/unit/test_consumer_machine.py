@@ -143,7 +143,7 @@ def test_a_topic_that_is_missing_does_not_keep_others_from_their_first_positions
     rig.machine.subscribe(["t", "missing"])
     effects = rig.metadata(view((0, 0)))
     assert any(isinstance(effect, LookUpOffsets) for effect in effects)
-    assert rig.machine.topic_errors == {}
+    assert rig.machine.checks.errors == {}
     for _ in range(10):
         rig.now_ms += 200
         for effect in rig.step():

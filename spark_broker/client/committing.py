@@ -1,0 +1,133 @@
+"""The commits of a consumer: on request, from time to time, and at its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from spark_broker.client import consumer_errors, given
+from spark_broker.client.consumer_machine import ConsumerMachine
+from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThreads
+from spark_broker.client.retry import Deadline
+from spark_broker.config import ConsumerConfig
+from spark_broker.errors import (
+    BootstrapUnreachableError,
+    CoordinatorNotAvailableError,
+    NetworkError,
+    RequestTimedOutError,
+    StaleMemberEpochError,
+    ThrottlingQuotaExceededError,
+)
+from spark_broker.model import OffsetAndMetadata, TopicPartition, known_epoch
+
+_log = logging.getLogger(__name__)
+
+_NOBODY_TO_COMMIT_TO = (
+    BootstrapUnreachableError,
+    CoordinatorNotAvailableError,
+    NetworkError,
+    RequestTimedOutError,
+    ThrottlingQuotaExceededError,
+)
+
+Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
+
+
+class Committing:
+    """Of one consumer. `check_open` raises ClosedError."""
+
+    def __init__(
+        self, machine: ConsumerMachine, threads: ConsumerThreads, config: ConsumerConfig, check_open: Callable[[], None]
+    ) -> None:
+        self._machine = machine
+        self._threads = threads
+        self._is_automatic = bool(config.group_id) and config.enable_auto_commit
+        self._interval_s = config.auto_commit_interval_ms / 1000
+        self._check_open = check_open
+        self._automatic_s = time.monotonic()
+
+    def commit(self, offsets: Offsets | None, deadline: Deadline) -> None:
+        """Under the lock. Commit these offsets, or the positions, and wait for it. See `Consumer.commit`."""
+        if offsets is None:
+            chosen = self._machine.positions_to_commit()
+        else:
+            self._await_positions(given.by_partition(offsets), deadline)
+            chosen = self._checked(offsets)
+        self._await(chosen, deadline)
+
+    def later(self) -> None:
+        """Under the lock. Commit the positions that have changed, without waiting for the answer."""
+        deadline = Deadline.after_ms(ROUND_TIMEOUT_MS)
+        self._machine.commit_later(self._machine.positions_to_commit(), deadline.at_s * 1000)
+        self._threads.advance(news=False)
+
+    def last(self, deadline: Deadline) -> bool:
+        """Commit what has changed, at the end (enable.auto.commit). Whether a coordinator was there: a cluster that is
+        gone already must not keep the caller from closing.
+        """
+        if not self._is_automatic:
+            return True
+        try:
+            with self._threads.lock:
+                self._await(self._machine.uncommitted_positions(), deadline)
+        except _NOBODY_TO_COMMIT_TO as error:
+            _log.warning("the last positions could not be committed: %s", error)
+            return False
+        except (*consumer_errors.MEMBER_IS_GONE, StaleMemberEpochError) as error:
+            if not self._machine.is_member:
+                raise
+            _log.warning("the last positions could not be committed: %s", error)
+        return True
+
+    def when_due(self) -> None:
+        """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""
+        if self.due_in_s() == 0:
+            self._automatic_s = time.monotonic()
+            with self._threads.lock:
+                self.later()
+
+    def due_in_s(self) -> float | None:
+        """Seconds until the next automatic commit; None: there is none."""
+        if not self._is_automatic:
+            return None
+        return max(self._automatic_s + self._interval_s - time.monotonic(), 0.0)
+
+    def _await_positions(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
+        """Under the lock. Whether a commit would pass records is known once the positions are."""
+        for tp in partitions:
+            while (position := self._machine.partitions.get(tp)) is not None and not position.has_position:
+                if position.error is not None:
+                    break  # It has none, so a commit passes nothing.
+                if deadline.expired:
+                    raise RequestTimedOutError(f"the position of {tp} could not be looked up in time")
+                self._threads.wait(deadline.remaining_s)
+                self._check_open()
+
+    def _checked(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Under the lock. Raises OffsetOutOfRangeError and PolicyViolationError."""
+        chosen = {
+            tp: offset if offset.leader_epoch is not None else self._with_epoch(tp, offset)
+            for tp, offset in given.offsets(offsets).items()
+        }
+        self._machine.check_commit(chosen)
+        return chosen
+
+    def _with_epoch(self, partition: TopicPartition, offset: OffsetAndMetadata) -> OffsetAndMetadata:
+        """KAFKA-20507: with the leader epoch of the last record before a committed offset, where it is known."""
+        position = self._machine.partitions.get(partition)
+        if position is None or position.position != offset.offset:
+            return offset
+        return OffsetAndMetadata(offset.offset, known_epoch(position.last_epoch), offset.metadata)
+
+    def _await(self, offsets: dict[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
+        """Under the lock. Raises the commit's error, also when no coordinator answered."""
+        if not offsets:
+            return
+        commit = self._machine.commit(offsets, deadline.at_s * 1000)
+        self._threads.advance()
+        while not commit.done:
+            self._threads.wait()
+            self._check_open()
+        if commit.error is not None:
+            raise commit.error

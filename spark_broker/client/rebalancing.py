@@ -1,0 +1,178 @@
+"""The caller's part in a rebalance: commit, tell the listener, give up and take up partitions; at the end, leave.
+
+All of it runs in the thread that polls, between two records: what was handed out before, the caller has done with.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from spark_broker.client.consumer_machine import ConsumerMachine
+from spark_broker.client.consumer_threads import ConsumerThreads
+from spark_broker.client.group_reading import Change, ChangeKind, GroupReading
+from spark_broker.client.membership import MemberPhase
+from spark_broker.client.partition_position import Start
+from spark_broker.client.rebalance_listener import RebalanceListener
+from spark_broker.client.retry import Deadline
+from spark_broker.config import ConsumerConfig
+from spark_broker.errors import InvariantError, ReentrantCallError
+from spark_broker.model import OffsetAndMetadata, TopicPartition
+
+_log = logging.getLogger(__name__)
+
+LEAVE_WAIT_S = 2.0
+"""How long a consumer that leaves waits for the answer. Without it, its partitions move when its session ends."""
+
+
+class Rebalancing:
+    """Of one consumer. `telling`: the listener is being called."""
+
+    def __init__(
+        self, machine: ConsumerMachine, threads: ConsumerThreads, config: ConsumerConfig, check_open: Callable[[], None]
+    ) -> None:
+        self.listener = RebalanceListener()
+        self.telling = False
+        self._machine = machine
+        self._threads = threads
+        self._config = config
+        self._check_open = check_open
+        self._committed_for: Change | None = None  # whose positions are committed
+
+    def listen(self, listener: RebalanceListener) -> None:
+        """From now on, this is told."""
+        self.listener = listener
+        self._group.has_listener = True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to carry out before the next record."""
+        group = self._machine.group
+        return group is not None and group.is_changing
+
+    def refuse_while_telling(self) -> None:
+        """Raises ReentrantCallError in a call of the listener."""
+        if self.telling:
+            raise ReentrantCallError("called by the consumer's RebalanceListener, for which the call would wait")
+
+    def go_on(self, deadline: Deadline) -> bool:
+        """Carry out what the group has decided. False: a commit was not answered by the deadline; go on later.
+
+        Raises what the listener raises, and ClosedError.
+        """
+        while self.is_due:
+            with self._threads.lock:
+                change = self._group.next_change()
+                if change is not None and change.kind is ChangeKind.REVOKED and not self._commit(change, deadline):
+                    return False
+                if change is None or not self._group.still_holds(change):
+                    continue
+            self._carry_out(change)
+        return True
+
+    def _carry_out(self, change: Change) -> None:
+        _log.info("partitions of group %s are %s: %s", self._config.group_id, change.kind.value, _shown(change))
+        if change.kind is ChangeKind.ASSIGNED:
+            self._changed(change)
+            self.tell_listener(change)
+            return
+        try:
+            self.tell_listener(change)
+        finally:
+            self._changed(change)
+
+    def _changed(self, change: Change) -> None:
+        with self._threads.lock:
+            self._group.carried_out(change, self._threads.now_ms())
+            self._machine.reading_changed()
+            self._committed_for = None
+            self._threads.advance()
+
+    def tell_listener(self, change: Change) -> None:
+        """Without the lock: heartbeats go on. The listener may call the consumer, as a signal handler may in a wait."""
+        if not change.partitions:
+            return
+        self.telling = True
+        try:
+            match change.kind:
+                case ChangeKind.ASSIGNED:
+                    self.listener.on_assigned(list(change.partitions))
+                case ChangeKind.REVOKED:
+                    self.listener.on_revoked(list(change.partitions))
+                case ChangeKind.LOST:
+                    self.listener.on_lost(list(change.partitions))
+        finally:
+            self.telling = False
+
+    def _commit(self, change: Change, deadline: Deadline) -> bool:
+        """Under the lock. Commit the positions of what is given up, and wait for commits that are under way: the
+        coordinator would refuse them later. False: not done by the deadline.
+        """
+        if self._committed_for != change and self._config.enable_auto_commit:
+            limit_ms = min(self._config.default_api_timeout_ms, self._config.max_poll_interval_ms)
+            self._machine.commit_later(self._positions_of(change), self._threads.now_ms() + limit_ms)
+            self._threads.advance(news=False)
+        self._committed_for = change
+        while self._machine.is_committing:
+            if deadline.expired:
+                return False
+            self._threads.wait(deadline.remaining_s)
+            self._check_open()
+        return True
+
+    def _positions_of(self, change: Change) -> dict[TopicPartition, OffsetAndMetadata]:
+        """With auto.offset.reset=latest also those where nothing was handed out yet. Otherwise the next member would
+        begin at the end, and pass what was appended meanwhile.
+        """
+        found = {tp: self._machine.partitions[tp] for tp in change.partitions if tp in self._machine.partitions}
+        chosen = self._machine.positions_to_commit()
+        begun = {tp: p.to_commit for tp, p in found.items() if p.reset is Start.LATEST and p.has_position}
+        return begun | {tp: offset for tp, offset in chosen.items() if tp in found}
+
+    def leave(self, deadline: Deadline, reason: str, commit_last: Callable[[], bool]) -> None:
+        """Give everything up and leave the group. `commit_last`: whether a coordinator was there.
+
+        Raises what the listener raises.
+        """
+        membership = self._group.membership
+        if membership.phase not in (MemberPhase.IN, MemberPhase.LOST):
+            return
+        is_lost = membership.phase is MemberPhase.LOST
+        answers = is_lost or commit_last()
+        with self._threads.lock:
+            change = self._group.next_change() if is_lost else self._group.everything()
+        try:
+            if change is not None:
+                self.tell_listener(change)
+        finally:
+            with self._threads.lock:
+                self._group.left(self._threads.now_ms(), reason)
+                self._machine.reading_changed()
+                self._threads.advance()
+                limit = Deadline.after_ms(LEAVE_WAIT_S * 1000 if answers else 0)
+                while membership.is_leaving and not (limit.expired or deadline.expired):
+                    self._threads.wait(min(limit.remaining_s, deadline.remaining_s))
+                membership.abandon()
+
+    def await_first(self, deadline: Deadline) -> None:
+        """A member learns of its first partitions also outside of `poll`. Raises why the group refuses it."""
+        membership = self._group.membership
+        while self._machine.is_member and not membership.assigned and not deadline.expired:
+            with self._threads.lock:
+                self._machine.raise_error()
+                if not self.is_due:
+                    self._threads.wait(deadline.remaining_s)
+                    self._check_open()
+            self.go_on(deadline)
+
+    @property
+    def _group(self) -> GroupReading:
+        if self._machine.group is None:
+            raise InvariantError("a rebalance of a consumer without a group")
+        return self._machine.group
+
+
+def _shown(change: Change) -> str:
+    names = [str(tp) for tp in change.partitions[:10]]
+    more = len(change.partitions) - len(names)
+    return (", ".join(names) or "none") + (f", and {more} more" if more > 0 else "")

@@ -160,6 +160,31 @@ class Positioned(_Event, frozen=True):
     offset: int | None = None
 
 
+class Assigned(_Event, frozen=True):
+    """A member of a group has learned that it owns these partitions, and begins to read them. `epoch`: its own."""
+
+    reader: str
+    partitions: tuple[TopicPartition, ...]
+    epoch: int
+
+
+class Revoked(_Event, frozen=True):
+    """A member gives these partitions up, and has not told the group yet.
+
+    `lost`: the group has gone on without the member, so another one may own them already.
+    """
+
+    reader: str
+    partitions: tuple[TopicPartition, ...]
+    lost: bool = False
+
+
+class Gone(_Event, frozen=True):
+    """A member died without a word: it owns nothing any more, and the group does not know yet."""
+
+    reader: str
+
+
 class Polled(_Event, frozen=True):
     """A reader was handed these values, at `base_offset`, `base_offset + 1`, ..."""
 
@@ -189,12 +214,16 @@ class OffsetsCommitted(_Event, frozen=True):
     """A group's offset was stored: `offset` is the next to be read.
 
     `transaction`: the offset counts only when that transaction is committed. The event then comes when it is sent.
+    `reader`: the member that has committed, where members share partitions; `began`: how many events there were when
+    it asked for the commit.
     """
 
     group: str
     partition: TopicPartition
     offset: int
     transaction: int | None = None
+    reader: str = ""
+    began: int = -1
 
 
 class OffsetsFetched(_Event, frozen=True):
@@ -246,6 +275,9 @@ Event = (
     | TransactionAborted
     | ReaderOpened
     | Positioned
+    | Assigned
+    | Revoked
+    | Gone
     | Polled
     | Truncated
     | LatestShown

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from spark_broker.testing.checks.appends import check_order, check_required, check_whole_batches
 from spark_broker.testing.checks.facts import Facts, Outcome
 from spark_broker.testing.checks.groups import check_groups
+from spark_broker.testing.checks.members import check_members
 from spark_broker.testing.checks.places import check_promises, check_reads, check_snapshots
 from spark_broker.testing.checks.reading import (
     check_latest,
@@ -48,6 +49,7 @@ def check_history(history: History, stored: Iterable[Stored] = ()) -> CheckResul
         *check_whole_transactions(facts),
         *check_versions(facts),
         *check_groups(facts),
+        *check_members(facts),
     ]
     outcomes = [transaction.outcome for transaction in facts.transactions.values()]
     return CheckResult(

@@ -10,11 +10,13 @@ from spark_broker.errors import InvalidDataError
 from spark_broker.model import TopicPartition
 from spark_broker.testing.history import (
     Acknowledged,
+    Assigned,
     CommitInvoked,
     CommitRefused,
     CommitUnknown,
     Event,
     Failed,
+    Gone,
     History,
     Invoked,
     Isolation,
@@ -24,6 +26,7 @@ from spark_broker.testing.history import (
     Polled,
     Positioned,
     ReaderOpened,
+    Revoked,
     Run,
     Snapshot,
     SnapshotBegan,
@@ -64,6 +67,12 @@ class HistoryRecorder:
         """Values promised so far: of acknowledged plain appends, and of committed transactions."""
         with self._lock:
             return self._acknowledged_values
+
+    @property
+    def event_count(self) -> int:
+        """Events so far."""
+        with self._lock:
+            return len(self._events)
 
     def wait_acknowledged(self, count: int, timeout_s: float) -> bool:
         """Wait until `count` appends are acknowledged; returns whether they are."""
@@ -153,13 +162,30 @@ class HistoryRecorder:
     def polled(self, reader: str, partition: TopicPartition, base_offset: int, values: Iterable[bytes]) -> None:
         self._add(Polled(reader, partition, base_offset, self._kept(values)))
 
+    def assigned(self, reader: str, partitions: Sequence[TopicPartition], epoch: int) -> None:
+        self._add(Assigned(reader, tuple(partitions), epoch))
+
+    def revoked(self, reader: str, partitions: Sequence[TopicPartition], *, lost: bool = False) -> None:
+        self._add(Revoked(reader, tuple(partitions), lost))
+
+    def gone(self, reader: str) -> None:
+        self._add(Gone(reader))
+
     def latest_shown(self, observer: str, partition: TopicPartition, offset: int) -> None:
         self._add(LatestShown(observer, partition, offset))
 
     def offsets_committed(
-        self, group: str, partition: TopicPartition, offset: int, transaction: int | None = None
+        self,
+        group: str,
+        partition: TopicPartition,
+        offset: int,
+        transaction: int | None = None,
+        *,
+        reader: str = "",
+        began: int = -1,
     ) -> None:
-        self._add(OffsetsCommitted(group, partition, offset, transaction))
+        """`began`: the `event_count` from before the commit was asked for."""
+        self._add(OffsetsCommitted(group, partition, offset, transaction, reader, began))
 
     def offsets_fetched(self, group: str, partition: TopicPartition, offset: int | None) -> None:
         self._add(OffsetsFetched(group, partition, offset))

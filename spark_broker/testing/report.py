@@ -8,14 +8,18 @@ from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.violations import NOWHERE, CheckResult, Violation, ViolationKind
 from spark_broker.testing.history import (
     Acknowledged,
+    Assigned,
     CommitInvoked,
     CommitRefused,
     CommitUnknown,
     Event,
     Failed,
+    Gone,
     History,
     Invoked,
+    OffsetsCommitted,
     Polled,
+    Revoked,
     Run,
     Snapshot,
     TransactionAborted,
@@ -28,6 +32,7 @@ AROUND = 3
 
 WRITERS_MAX = 12
 READS_MAX = 24
+OWNERS_MAX = 40
 PAGES_MAX = 4
 
 
@@ -63,6 +68,7 @@ def explain_violation(history: History, violation: Violation) -> str:
         and event.base_offset <= last
         and event.base_offset + len(invoked[event.operation].values) > first
     ]
+    owners = list(_owners(history.events, violation))
     named = {invoked[operation].transaction for operation in operations} - {None}
     return "\n".join(
         [
@@ -71,6 +77,8 @@ def explain_violation(history: History, violation: Violation) -> str:
             *_limited(_appends(history.events, set(operations)), WRITERS_MAX),
             *(["  their transactions:"] if named else []),
             *_limited(_transactions(history.events, named), WRITERS_MAX),
+            *(["  members that owned it, and commits there:"] if owners else []),
+            *(_limited(owners, OWNERS_MAX) if owners else []),
             f"  read there, offsets {max(first, 0)} to {last}:",
             *_limited((_described(number, source, run, first, last) for number, source, run in reads), READS_MAX),
         ]
@@ -133,6 +141,28 @@ def _transactions(events: Iterable[Event], named: set[int | None]) -> Iterator[s
                 what = f"commit {event.commit}: {event.error}"
             case TransactionAborted() if event.transaction in named:
                 what = f"transaction {event.transaction} aborted"
+            case _:
+                continue
+        yield f"    {number:>8}  {what}"
+
+
+def _owners(events: Iterable[Event], violation: Violation) -> Iterator[str]:
+    """Which members of groups owned the partition, and commits at the place; nothing where no members share."""
+    partition, owning = violation.partition, set[str]()
+    for number, event in enumerate(events):
+        match event:
+            case Assigned() if partition in event.partitions:
+                owning.add(event.reader)
+                what = f"{event.reader} was assigned it, in epoch {event.epoch}"
+            case Revoked() if partition in event.partitions:
+                what = f"{event.reader} {'lost it' if event.lost else 'gave it up'}"
+            case Gone() if event.reader in owning:
+                what = f"{event.reader} was gone"
+            case OffsetsCommitted() if event.reader and (event.partition, event.offset) == (
+                partition,
+                violation.offset,
+            ):
+                what = f"{event.reader} committed {event.offset} for {event.group!r}, which began at {event.began}"
             case _:
                 continue
         yield f"    {number:>8}  {what}"

@@ -9,7 +9,7 @@ import pytest
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checker import check_history
-from spark_broker.testing.history import Isolation, Stored, TransactionAborted, Truncated, UncleanElection
+from spark_broker.testing.history import Event, Isolation, Stored, TransactionAborted, Truncated, UncleanElection
 from spark_broker.testing.history_file import load_history, save_history
 from spark_broker.testing.recorder import HistoryRecorder
 
@@ -29,12 +29,18 @@ def eventful() -> HistoryRecorder:
     recorder.commit_unknown(recorder.committing([], app="app", version=3), ValueError("timed out"))
     recorder.commit_refused(recorder.committing([attempt]), ValueError("fenced"), already_committed=True)
     recorder.aborted(attempt)
+    recorder.assigned("r", [P0], 7)
     recorder.positioned("r", P0, 0)
     recorder.polled("r", P0, 0, [b"a", b"\xff\x00", b"c"])
     recorder.add(Truncated("r", P0, 4))
     recorder.add(UncleanElection(TopicPartition("t", 9)))
     recorder.latest_shown("o", P0, 3)
     recorder.offsets_committed("g", P0, 3, transaction)
+    recorder.offsets_committed("g", P0, 3, reader="r", began=recorder.event_count)
+    recorder.revoked("r", [P0])
+    recorder.assigned("r", [P0, TopicPartition("t", 1)], 8)
+    recorder.revoked("r", [P0], lost=True)
+    recorder.gone("r")
     recorder.offsets_fetched("g", P0, 3)
     recorder.snapshot_began("df")
     rows = [Stored(P0, 0, b"a"), Stored(P0, 1, b"\xff\x00"), Stored(P0, 2, b"c")]
@@ -50,6 +56,7 @@ def test_a_history_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     loaded = load_history(tmp_path / "h.jsonl")
 
     assert loaded == history
+    assert {type(event) for event in loaded.events} == set(Event.__args__)
     assert TransactionAborted(1) in loaded.events
     assert str(check_history(loaded)) == str(check_history(history))
 

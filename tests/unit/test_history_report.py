@@ -6,12 +6,17 @@ from spark_broker.model import TopicPartition
 from spark_broker.testing.checker import ViolationKind, check_history
 from spark_broker.testing.history import (
     Acknowledged,
+    Assigned,
     CommitInvoked,
     CommitUnknown,
     Event,
+    Gone,
     History,
     Invoked,
+    OffsetsCommitted,
     Polled,
+    ReaderOpened,
+    Revoked,
     Run,
     Snapshot,
     TransactionBegan,
@@ -60,6 +65,31 @@ def test_a_torn_transaction_is_told_with_its_commits() -> None:
 
     assert ViolationKind.TORN_TRANSACTION.name in page
     for told in ("transaction 4 began: alice", "commit 7: timed out", "commit 8 returned", "alice began operation 1"):
+        assert told in page
+
+
+def test_two_owners_are_told_with_all_owners_and_the_commits_there() -> None:
+    page = explained(
+        Invoked(0, "alice", P0, (b"a",)),
+        Acknowledged(0, 0),
+        ReaderOpened("r", group="g"),
+        ReaderOpened("s", group="g"),
+        Assigned("r", (P0,), 1),
+        Polled("r", P0, 0, (b"a",)),
+        OffsetsCommitted("g", P0, 1, None, "r", 5),
+        Assigned("s", (P0,), 2),
+        Revoked("r", (P0,)),
+        Gone("s"),
+        Snapshot("consumer", (Run(P0, 0, (b"a",)),)),
+    )
+
+    assert "TWO_OWNERS at t-0, offset 1: r owned it in epoch 1 when s was assigned it" in page
+    for told in (
+        "4  r was assigned it",
+        "6  r committed 1 for 'g', which began at 5",
+        "8  r gave it up",
+        "9  s was gone",
+    ):
         assert told in page
 
 

@@ -38,6 +38,12 @@ class ViolationKind(Enum):
     COMMIT_MISSING = "refused as already committed, and nothing was committed"
     OFFSET_PASSED_RECORDS = "a committed offset passes records that were not handed out"
     OFFSET_LOST = "a group's committed offset fell back"
+    TWO_OWNERS = "two members of a group owned a partition at one time"
+    FENCED_COMMIT = "a member's commit counted after the partition had gone to another member"
+    HANDED_OUT_TWICE = "a member was handed what the group had committed before it came"
+    NOT_OWNED = "a member was handed records of a partition that it did not own"
+    EPOCH_FELL = "a member's epoch fell"
+    TOLD_WRONGLY = "a member was assigned what it had, or gave up what it had not"
     LATEST_FELL = "the latest offset shown fell"
 
 

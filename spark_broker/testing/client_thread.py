@@ -37,6 +37,11 @@ class ClientThread(ABC):
     def renew(self) -> None:
         """Close the client after an error; the next step makes another."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has not ended yet."""
+        return self._thread.is_alive()
+
     def start(self) -> Self:
         self._thread.start()
         return self

@@ -1,13 +1,17 @@
-"""Clients that read and record: a member of a group that commits offsets, an observer of the latest offsets."""
+"""Clients that read and record: members of groups that commit offsets, an observer of the latest offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
+from random import Random
 
 from spark_broker.client.consumer import Consumer
-from spark_broker.errors import SparkBrokerError
+from spark_broker.client.consumer_errors import MEMBER_IS_GONE
+from spark_broker.client.rebalance_listener import RebalanceListener
+from spark_broker.errors import SparkBrokerError, UnknownMemberIdError
 from spark_broker.model import TopicPartition
 from spark_broker.testing.client_thread import ClientThread
 from spark_broker.testing.history import Isolation
@@ -77,6 +81,153 @@ class GroupMember(ClientThread):
             self._recorder.positioned(self._life, partition, committed or 0)
         consumer.assign(self._partitions)
         return consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What the members of one group do. `leaves`, `freezes`: shares of the commits after which a member leaves the
+    group, and after which it stands still for longer than `max_poll_interval_ms`.
+    """
+
+    group: str
+    topics: tuple[str, ...]
+    session_timeout_ms: int = 3000
+    max_poll_interval_ms: int = 4000
+    polls_between_commits: int = 5
+    leaves: float = 0.05
+    freezes: float = 0.03
+
+
+class SharingMember(ClientThread):
+    """Shares the partitions of topics with the other members of its group; what it owns, reads and commits is recorded.
+
+    It commits by itself, also before it gives partitions up. It leaves, and comes back under another name. The last
+    name is `life`.
+    """
+
+    def __init__(
+        self, recorder: HistoryRecorder, bootstrap_servers: str, sharing: Sharing, *, name: str, seed: int = 0
+    ) -> None:
+        super().__init__(name, pause_s=0.0)
+        self.life = name
+        self.lives = 0
+        self._recorder = recorder
+        self._bootstrap_servers = bootstrap_servers
+        self._sharing = sharing
+        self._rng = Random(f"{seed}/{name}")
+        self._consumer: Consumer | None = None
+        self._epoch = 0
+        self._owned: set[TopicPartition] = set()
+        self._read: dict[TopicPartition, int] = {}  # the next offset, of what is not committed yet
+
+    @property
+    def owned(self) -> frozenset[TopicPartition]:
+        """What it reads at the moment."""
+        return frozenset(self._owned)
+
+    def step(self) -> None:
+        consumer = self._consumer or self._join()
+        for _ in range(self._sharing.polls_between_commits):
+            for run in record_poll(consumer, self._recorder, self.life):
+                self._read[run.partition] = run.next_offset
+        try:
+            self._commit(consumer, list(self._read))
+        except MEMBER_IS_GONE as error:
+            self.errors.append(error)  # The next poll tells the listener.
+        fate = self._rng.random()
+        if fate < self._sharing.leaves:
+            self.renew()
+        elif fate < self._sharing.leaves + self._sharing.freezes:
+            self._stopping.wait(self._sharing.max_poll_interval_ms / 1000 + self._rng.uniform(0.0, 2.0))
+
+    def renew(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            try:
+                consumer.close()
+            except SparkBrokerError as error:
+                self.errors.append(error)
+
+    def _join(self) -> Consumer:
+        self.life = f"{self.name}-{self.lives}"
+        self.lives += 1
+        self._owned.clear()
+        self._read.clear()
+        self._recorder.opened(self.life, group=self._sharing.group)
+        self._consumer = Consumer(
+            self._bootstrap_servers,
+            group_id=self._sharing.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=self._sharing.session_timeout_ms,
+            max_poll_interval_ms=self._sharing.max_poll_interval_ms,
+            default_api_timeout_ms=10_000,
+            client_id=self.life,
+        )
+        self._consumer.subscribe(self._sharing.topics, listener=_Telling(self, self._consumer))
+        return self._consumer
+
+    def assigned(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        """The listener was told so."""
+        with suppress(UnknownMemberIdError):  # The group has gone on meanwhile: it was the epoch before, or an older.
+            self._epoch = consumer.group_metadata().member_epoch
+        self._recorder.assigned(self.life, partitions, self._epoch)
+        self._owned.update(partitions)
+        for partition in partitions:
+            begins: int | None = None
+            try:
+                stored = consumer.committed(partition)
+            except SparkBrokerError as error:
+                self.errors.append(error)
+            else:
+                begins = 0 if stored is None else stored.offset
+                self._recorder.offsets_fetched(self._sharing.group, partition, None if stored is None else begins)
+            self._recorder.positioned(self.life, partition, begins)
+
+    def revoked(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        """The listener was told so."""
+        lost = False
+        try:
+            self._commit(consumer, partitions)
+        except MEMBER_IS_GONE as error:
+            self.errors.append(error)
+            lost = True
+        except SparkBrokerError as error:
+            self.errors.append(error)
+        self.gave_up(partitions, lost=lost)
+
+    def gave_up(self, partitions: Sequence[TopicPartition], *, lost: bool) -> None:
+        """Before anybody else is assigned them, unless they are lost."""
+        self._recorder.revoked(self.life, partitions, lost=lost)
+        self._owned.difference_update(partitions)
+        for partition in partitions:
+            self._read.pop(partition, None)
+
+    def _commit(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        began = self._recorder.event_count
+        offsets = {partition: self._read[partition] for partition in partitions if partition in self._read}
+        if not offsets:
+            return
+        consumer.commit(offsets)
+        for partition, offset in offsets.items():
+            self._read.pop(partition)
+            self._recorder.offsets_committed(self._sharing.group, partition, offset, reader=self.life, began=began)
+
+
+class _Telling(RebalanceListener):
+    """Of one consumer."""
+
+    def __init__(self, member: SharingMember, consumer: Consumer) -> None:
+        self._member, self._consumer = member, consumer
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._member.assigned(self._consumer, partitions)
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self._member.revoked(self._consumer, partitions)
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._member.gave_up(partitions, lost=True)
 
 
 class LatestObserver(ClientThread):

@@ -1,4 +1,4 @@
-"""The clients that are at work while faults happen: writers, transactions, readers, a group, whole reads on the way."""
+"""The clients that are at work while faults happen: writers, transactions, readers, groups, whole reads on the way."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from spark_broker.errors import SparkBrokerError
 from spark_broker.model import TopicPartition
 from spark_broker.testing.client_thread import ClientThread
 from spark_broker.testing.copy_workload import Copier
-from spark_broker.testing.group_workload import GroupMember, LatestObserver
+from spark_broker.testing.group_workload import GroupMember, LatestObserver, Sharing, SharingMember
 from spark_broker.testing.history import Isolation
 from spark_broker.testing.many_writers_workload import ManyWritersJob
+from spark_broker.testing.member_process import MemberProcess
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.transactional_workload import TransactionalWriter
 from spark_broker.testing.workload import (
@@ -40,6 +41,7 @@ KEYS = 60
 """Of the compacted topic: few, so that every pass has something to remove."""
 
 GROUP = "chaos-group"
+SHARING = "chaos-sharing"
 STOP_S = 240.0
 
 
@@ -120,6 +122,11 @@ class Clients:
         ]
         self._others: list[ClientThread] = [
             GroupMember(recorder, bootstrap_servers, GROUP, partitions[n::2], name=f"member-{n}") for n in range(2)
+        ]
+        sharing = Sharing(SHARING, (partitions[0].topic,))
+        self._others += [
+            *(SharingMember(recorder, bootstrap_servers, sharing, name=f"sharing-{n}", seed=seed) for n in range(2)),
+            MemberProcess(recorder, bootstrap_servers, sharing, name="sharing-process", seed=seed),
         ]
         self._others.append(
             ManyWritersJob(

@@ -395,15 +395,18 @@ class GroupShard(Machine[ShardStanding]):
         assignment, about = group.assignment(member_id), group.members[member_id]
         assigned = frozenset(assignment.assigned)
         has_it = sequence == session.sequence and session.named == assigned
+        # An answer that is not settled is not held back: until its member's next heartbeat, nobody can wake the member.
+        settled = has_it and session.named_epoch == assignment.epoch
         stable = group.kind(member_id) is MemberKind.STABLE and group.target_epoch == group.epoch
-        interval_ms = self.settings.heartbeat_interval_ms if stable and has_it else self.settings.converging_interval_ms
+        at_rest = settled and stable
+        interval_ms = self.settings.heartbeat_interval_ms if at_rest else self.settings.converging_interval_ms
         return HeartbeatAnswer(
             sequence,
             self.generation,
             assignment.epoch,
             None if has_it else assigned,
             min(interval_ms, about.session_timeout_ms // 3),
-            has_it and session.named_epoch == assignment.epoch,
+            settled,
         )
 
     @event

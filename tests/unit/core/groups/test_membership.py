@@ -90,6 +90,18 @@ def test_a_rolling_restart_of_twenty_static_members_moves_no_partition() -> None
     assert shell.epoch == epoch
 
 
+def test_a_member_hears_of_its_new_epoch_and_comes_back_soon_to_wait() -> None:
+    """Its answer is not held back. If it came back as late as a member at rest, nobody could wake it meanwhile."""
+    shell = Shell()
+    (first,) = shell.joined("m1")
+    shell.beat(shell.member("m2"))
+    shell.beat(first)
+    advanced = shell.step(first)
+    assert (advanced.member_epoch, advanced.assignment, advanced.settled) == (2, None, False)
+    assert advanced.heartbeat_interval_ms == shell.settings.converging_interval_ms
+    assert shell.beat(first).settled
+
+
 def test_a_member_that_leaves_frees_its_partitions_at_once_and_may_say_so_again() -> None:
     shell = Shell()
     first, second = shell.joined("m1", "m2")

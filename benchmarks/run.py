@@ -21,8 +21,12 @@ from rich.console import Console
 from benchmarks.clients import ClientsFigures, clients_figures, measure_clients
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, Tormentor, busy
 from benchmarks.figures import Figure, machine, write
+from benchmarks.group_members import MembersFigures, measure_members
+from benchmarks.group_members import figures as members_figures
 from benchmarks.groups import GroupFigures, measure_groups
 from benchmarks.groups import figures as group_figures
+from benchmarks.idle_groups import IdleFigures, measure_idle_groups
+from benchmarks.idle_groups import figures as idle_figures
 from benchmarks.partitions import PartitionFigures, measure_partitions
 from benchmarks.partitions import figures as partition_figures
 from spark_broker.cli.measure import (
@@ -99,6 +103,8 @@ class Report(msgspec.Struct):
     busy_faults: list[FaultFigures] = []
     many: PartitionFigures | None = None
     groups: GroupFigures | None = None
+    members: MembersFigures | None = None
+    idle_groups: IdleFigures | None = None
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -114,6 +120,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sends", type=int, default=300_000, help="records of one run of send() (default 300,000)")
     parser.add_argument("--appends", type=int, default=1000, help="single synchronous appends (default 1,000)")
     parser.add_argument("--consumers", type=int, default=200, help="idle consumers (default 200)")
+    parser.add_argument("--groups", type=int, default=1000, help="idle groups of one member (default 1,000)")
     parser.add_argument("--first-appends", type=int, default=200, help="new clients beside them (default 200)")
     parser.add_argument("--kills", type=int, default=10, help="kills of each kind (default 10)")
     parser.add_argument("--cancels", type=int, default=5, help="times that every job is cancelled (default 5)")
@@ -155,6 +162,10 @@ def measure(options: argparse.Namespace) -> Report:
     if "groups" in wanted:
         with err.status("rebalances of groups, the core alone"):
             report.groups = measure_groups()
+        with err.status("20 members that join, leave and are killed"):
+            report.members = measure_members()
+        with err.status(f"{options.groups:,} groups of one member"):
+            report.idle_groups = measure_idle_groups(options.groups)
     if not set(wanted).isdisjoint(WITH_SPARK):
         measure_on_spark(wanted, options, report)
     return report
@@ -346,11 +357,19 @@ def summary(report: Report, options: argparse.Namespace) -> dict[str, list[Figur
         "latency": [] if report.append is None else [_append(report.append.latency)],
         "clients": [] if report.clients is None else clients_figures(report.clients),
         "partitions": [] if report.many is None else partition_figures(report.many),
-        "groups": [] if report.groups is None else group_figures(report.groups),
+        "groups": _groups(report),
         "failover": _faults(report.faults),
         "failover-busy": _faults(report.busy_faults, f", beside {options.busy} busy processes"),
     }
     return {section: figures for section, figures in sections.items() if figures}
+
+
+def _groups(report: Report) -> list[Figure]:
+    return [
+        *([] if report.groups is None else group_figures(report.groups)),
+        *([] if report.members is None else members_figures(report.members)),
+        *([] if report.idle_groups is None else idle_figures(report.idle_groups)),
+    ]
 
 
 def _throughput(report: Report, options: argparse.Namespace) -> list[Figure]:

@@ -8,6 +8,7 @@ an event is in the history before the member does what comes next, as if it were
 from __future__ import annotations
 
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -79,7 +80,10 @@ class RemoteRecorder(HistoryRecorder):
 
 
 class MemberProcess(ClientThread):
-    """A `SharingMember` in a process of its own, again and again. It is killed after `life_s` seconds on average."""
+    """A `SharingMember` in a process of its own, again and again. It is killed after `life_s` seconds on average.
+
+    `stops`: in this share of its lives the whole process stands still once, for longer than a session.
+    """
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class MemberProcess(ClientThread):
         name: str,
         seed: int = 0,
         life_s: float = 10.0,
+        stops: float = 0.0,
     ) -> None:
         super().__init__(name, pause_s=0.0)
         self.kills = 0
@@ -99,6 +104,7 @@ class MemberProcess(ClientThread):
         self._sharing = sharing
         self._rng = Random(f"{seed}/{name}")
         self._life_s = life_s
+        self._stops = stops
         self._life = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -111,7 +117,13 @@ class MemberProcess(ClientThread):
         command = [sys.executable, "-m", "spark_broker.testing.member_process", msgspec.json.encode(order).decode()]
         pipe = subprocess.PIPE
         self._process = process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0)
-        killed = self._serve(process, time.monotonic() + self._rng.uniform(0.3, 1.7) * self._life_s)
+        lasts_s = self._rng.uniform(0.3, 1.7) * self._life_s
+        faults = [(lasts_s, signal.SIGKILL)]
+        if self._rng.random() < self._stops:
+            stands_still_s = self._rng.uniform(1.0, 2.0) * self._sharing.session_timeout_ms / 1000
+            stopped_s = self._rng.uniform(0.2, 1.0) * lasts_s
+            faults += [(stopped_s, signal.SIGSTOP), (stopped_s + stands_still_s, signal.SIGCONT)]
+        killed = self._serve(process, sorted(faults))
         if process.wait(END_S) != 0 and not killed:
             raise RuntimeError(f"the process of {life} ended with {process.returncode}")
         if killed:
@@ -129,16 +141,22 @@ class MemberProcess(ClientThread):
             for pipe in (process.stdin, process.stdout):
                 _opened(pipe).close()
 
-    def _serve(self, process: subprocess.Popen[bytes], until_s: float) -> bool:
-        """Record what the process tells, until it ends. Returns whether it was killed."""
+    def _serve(self, process: subprocess.Popen[bytes], faults: list[tuple[float, signal.Signals]]) -> bool:
+        """Record what the process tells, until it ends. `faults`: signals, and after how many seconds they come.
+
+        Returns whether it was killed. Once this thread is to stop, a process goes on, and no other fault comes.
+        """
         told, answers = _opened(process.stdout), _opened(process.stdin)
-        killed, rest = False, b""
+        began_s, sent, rest = time.monotonic(), set[signal.Signals](), b""
         while True:
-            remaining_s = until_s - time.monotonic()
-            if remaining_s <= 0 and not killed and not self._stopping.is_set():
-                process.kill()
-                killed = True
-            if not select.select([told], [], [], None if killed else max(min(remaining_s, 1.0), 0.0))[0]:
+            while faults and (self._stopping.is_set() or faults[0][0] <= time.monotonic() - began_s):
+                _, number = faults.pop(0)
+                if number is signal.SIGCONT or not self._stopping.is_set():
+                    process.send_signal(number)
+                    sent.add(number)
+            killed = signal.SIGKILL in sent
+            wait_s = min(faults[0][0] - (time.monotonic() - began_s), LOOK_S) if faults else LOOK_S
+            if not select.select([told], [], [], max(wait_s, 0.0))[0]:
                 continue
             chunk = told.read(CHUNK_BYTES)
             if not chunk:

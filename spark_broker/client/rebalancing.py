@@ -6,6 +6,7 @@ All of it runs in the thread that polls, between two records: what was handed ou
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from spark_broker.client.consumer_machine import ConsumerMachine
@@ -38,6 +39,7 @@ class Rebalancing:
         self._config = config
         self._check_open = check_open
         self._committed_for: Change | None = None  # whose positions are committed
+        self._carried_out_by: int | None = None  # the thread that carries a change out, by its ident
 
     def listen(self, listener: RebalanceListener) -> None:
         """From now on, this is told."""
@@ -72,6 +74,15 @@ class Rebalancing:
 
     def _carry_out(self, change: Change) -> None:
         _log.info("partitions of group %s are %s: %s", self._config.group_id, change.kind.value, _shown(change))
+        try:
+            self._carried_out_by = threading.get_ident()
+            self._tell_and_change(change)
+        finally:
+            with self._threads.lock:
+                self._carried_out_by = None
+                self._threads.changed.notify_all()
+
+    def _tell_and_change(self, change: Change) -> None:
         if change.kind is ChangeKind.ASSIGNED:
             self._changed(change)
             self.tell_listener(change)
@@ -80,6 +91,12 @@ class Rebalancing:
             self.tell_listener(change)
         finally:
             self._changed(change)
+
+    def _await_other_thread(self, deadline: Deadline) -> None:
+        """`close` may come from another thread than `poll`. The listener has heard of each partition once, then."""
+        with self._threads.lock:
+            while self._carried_out_by not in (None, threading.get_ident()) and not deadline.expired:
+                self._threads.wait(deadline.remaining_s)
 
     def _changed(self, change: Change) -> None:
         with self._threads.lock:
@@ -134,6 +151,7 @@ class Rebalancing:
 
         Raises what the listener raises.
         """
+        self._await_other_thread(deadline)
         membership = self._group.membership
         if membership.phase not in (MemberPhase.IN, MemberPhase.LOST):
             return

@@ -42,6 +42,7 @@ TOPIC, GROUP, PARTITIONS = "shared", "sharing", 24
 BROKERS = 3
 SHARING = Sharing(GROUP, (TOPIC,), session_timeout_ms=6000, max_poll_interval_ms=8000, leaves=0.02, freezes=0.01)
 PATIENT = {"delivery.timeout.ms": 600_000, "max.block.ms": 600_000}
+STOPS = 0.2
 LOOK_S = 0.5
 END_S = 240.0
 
@@ -61,7 +62,6 @@ class Report(msgspec.Struct):
     records: int
     handed_out: int
     handed_out_again: int
-    errors: dict[str, int]
     violations: dict[str, int]
     history: str = ""
     page: str = ""
@@ -92,8 +92,9 @@ def soak(directory: Path, options: argparse.Namespace) -> Report:
         servers = cluster.bootstrap_servers
         with Admin(servers) as admin:
             admin.create_topic(NewTopic(TOPIC, PARTITIONS, BROKERS, config={"min.insync.replicas": 2}))
+        seed, life_s = options.seed, options.life
         members = [
-            MemberProcess(recorder, servers, SHARING, name=f"member-{n}", seed=options.seed, life_s=options.life)
+            MemberProcess(recorder, servers, SHARING, name=f"member-{n}", seed=seed, life_s=life_s, stops=STOPS)
             for n in range(options.members)
         ]
         rows = 5
@@ -169,7 +170,6 @@ def _report(history: History, options: argparse.Namespace, members: Sequence[Mem
         records=result.values_read,
         handed_out=len(handed_out),
         handed_out_again=handed_out.total() - len(handed_out),
-        errors=dict(Counter(error.name for member in members for error in member.errors)),
         violations={kind.name: count for kind, count in result.counts().items()},
         page="" if result.ok else explain(history, result),
     )

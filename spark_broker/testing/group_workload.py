@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 
 from spark_broker.client.consumer import Consumer
 from spark_broker.client.consumer_errors import MEMBER_IS_GONE
+from spark_broker.client.group_offsets import GroupOffsets
+from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.rebalance_listener import RebalanceListener
+from spark_broker.client.retry import Deadline
+from spark_broker.client.settings import client_config
+from spark_broker.config import ConsumerConfig
 from spark_broker.errors import SparkBrokerError, UnknownMemberIdError
-from spark_broker.model import TopicPartition
+from spark_broker.model import GroupMetadata, OffsetAndMetadata, TopicPartition
 from spark_broker.testing.client_thread import ClientThread
 from spark_broker.testing.history import Isolation
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.workload import record_poll
+
+LATE_COMMIT_MS = 2000
 
 
 class GroupMember(ClientThread):
@@ -85,8 +92,8 @@ class GroupMember(ClientThread):
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What the members of one group do. `leaves`, `freezes`: shares of the commits after which a member leaves the
-    group, and after which it stands still for longer than `max_poll_interval_ms`.
+    """What the members of one group do. `leaves`: the share of commits after which a member leaves the group.
+    `freezes`: the share of those before which it stands still for longer than `max_poll_interval_ms`.
     """
 
     group: str
@@ -102,7 +109,8 @@ class SharingMember(ClientThread):
     """Shares the partitions of topics with the other members of its group; what it owns, reads and commits is recorded.
 
     It commits by itself, also before it gives partitions up. It leaves, and comes back under another name. The last
-    name is `life`.
+    name is `life`. It also tries to commit what is not its own any more, as a zombie would: a consumer itself refuses
+    that.
     """
 
     def __init__(
@@ -116,9 +124,10 @@ class SharingMember(ClientThread):
         self._sharing = sharing
         self._rng = Random(f"{seed}/{name}")
         self._consumer: Consumer | None = None
-        self._epoch = 0
+        self._identity = GroupMetadata(sharing.group)
         self._owned: set[TopicPartition] = set()
         self._read: dict[TopicPartition, int] = {}  # the next offset, of what is not committed yet
+        self._given_up: dict[TopicPartition, int] = {}  # what was committed of partitions that went to others
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
@@ -130,15 +139,18 @@ class SharingMember(ClientThread):
         for _ in range(self._sharing.polls_between_commits):
             for run in record_poll(consumer, self._recorder, self.life):
                 self._read[run.partition] = run.next_offset
+        fate = self._rng.random()
+        if fate < self._sharing.freezes:  # with records that are not committed
+            self._stopping.wait(self._sharing.max_poll_interval_ms / 1000 + self._rng.uniform(0.0, 2.0))
+            return
         try:
             self._commit(consumer, list(self._read))
+            given_up, self._given_up = self._given_up, {}
+            self._commit_late(given_up, consumer.group_metadata())
         except MEMBER_IS_GONE as error:
             self.errors.append(error)  # The next poll tells the listener.
-        fate = self._rng.random()
-        if fate < self._sharing.leaves:
+        if fate > 1 - self._sharing.leaves:
             self.renew()
-        elif fate < self._sharing.leaves + self._sharing.freezes:
-            self._stopping.wait(self._sharing.max_poll_interval_ms / 1000 + self._rng.uniform(0.0, 2.0))
 
     def renew(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -153,6 +165,7 @@ class SharingMember(ClientThread):
         self.lives += 1
         self._owned.clear()
         self._read.clear()
+        self._given_up.clear()
         self._recorder.opened(self.life, group=self._sharing.group)
         self._consumer = Consumer(
             self._bootstrap_servers,
@@ -170,10 +183,11 @@ class SharingMember(ClientThread):
     def assigned(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """The listener was told so."""
         with suppress(UnknownMemberIdError):  # The group has gone on meanwhile: it was the epoch before, or an older.
-            self._epoch = consumer.group_metadata().member_epoch
-        self._recorder.assigned(self.life, partitions, self._epoch)
+            self._identity = consumer.group_metadata()
+        self._recorder.assigned(self.life, partitions, max(self._identity.member_epoch, 0))
         self._owned.update(partitions)
         for partition in partitions:
+            self._given_up.pop(partition, None)
             begins: int | None = None
             try:
                 stored = consumer.committed(partition)
@@ -187,16 +201,41 @@ class SharingMember(ClientThread):
     def revoked(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """The listener was told so."""
         lost = False
+        offsets = {partition: self._read[partition] for partition in partitions if partition in self._read}
         try:
             self._commit(consumer, partitions)
+            self._given_up |= offsets
         except MEMBER_IS_GONE as error:
             self.errors.append(error)
             lost = True
         except SparkBrokerError as error:
             self.errors.append(error)
-        self.gave_up(partitions, lost=lost)
+        self._gave_up(partitions, lost=lost)
 
-    def gave_up(self, partitions: Sequence[TopicPartition], *, lost: bool) -> None:
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """The listener was told so."""
+        offsets = {partition: self._read[partition] for partition in partitions if partition in self._read}
+        self._gave_up(partitions, lost=True)
+        self._commit_late(offsets, self._identity)
+
+    def _commit_late(self, offsets: Mapping[TopicPartition, int], member: GroupMetadata) -> None:
+        """It is refused, unless the group does not know yet that these partitions are given up."""
+        if not offsets:
+            return
+        began = self._recorder.event_count
+        with closing(
+            ClusterMetadata.connect(client_config(ConsumerConfig, self._bootstrap_servers, None, {}))
+        ) as found:
+            group = GroupOffsets(found, self._sharing.group)
+            positions = {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
+            try:
+                group.commit(positions, Deadline.after_ms(LATE_COMMIT_MS), member=member)
+            except SparkBrokerError as error:
+                self.errors.append(error)
+                return
+        self._record_commit(offsets, began)
+
+    def _gave_up(self, partitions: Sequence[TopicPartition], *, lost: bool) -> None:
         """Before anybody else is assigned them, unless they are lost."""
         self._recorder.revoked(self.life, partitions, lost=lost)
         self._owned.difference_update(partitions)
@@ -209,8 +248,12 @@ class SharingMember(ClientThread):
         if not offsets:
             return
         consumer.commit(offsets)
-        for partition, offset in offsets.items():
+        for partition in offsets:
             self._read.pop(partition)
+        self._record_commit(offsets, began)
+
+    def _record_commit(self, offsets: Mapping[TopicPartition, int], began: int) -> None:
+        for partition, offset in offsets.items():
             self._recorder.offsets_committed(self._sharing.group, partition, offset, reader=self.life, began=began)
 
 
@@ -227,7 +270,7 @@ class _Telling(RebalanceListener):
         self._member.revoked(self._consumer, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self._member.gave_up(partitions, lost=True)
+        self._member.lost(partitions)
 
 
 class LatestObserver(ClientThread):

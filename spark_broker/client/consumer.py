@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from spark_broker.client import given
+from spark_broker.client.collected import end_with
 from spark_broker.client.committing import Committing
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ConsumerThreads
@@ -96,6 +97,7 @@ class Consumer(OfOneProcess):
         membership = membership_of(self._config, self._metadata.backoff)
         self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff, membership=membership)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
+        end_with(self, self._threads)
         self._rebalancing = Rebalancing(self._machine, self._threads, self._config, self._check_open)
         self._lock = self._threads.lock
         self._close_lock = threading.Lock()

@@ -1,7 +1,8 @@
-"""How members end: closed by another thread while their listener is being called."""
+"""How members end: closed by another thread while their listener is being called, or forgotten without a close."""
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -58,3 +59,25 @@ def test_a_close_by_another_thread_waits_for_the_listener_and_tells_it_only_the_
         wait_until(lambda: len(other.owned) == 4, "the other member to get everything")
     assert not overlapped
     assert sorted(listener.revoked) == [0, 1, 2, 3]
+
+
+def test_a_consumer_that_is_forgotten_ends_its_threads_and_leaves_its_group(
+    process_cluster: ProcessCluster, wait_until: WaitUntil
+) -> None:
+    servers, topic, name = process_cluster.bootstrap_servers, "forgotten", "forgotten-consumer"
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith(name)]
+
+    def poll_and_forget() -> None:
+        consumer = Consumer(servers, group_id=topic, topics=[topic], client_id=name, session_timeout_ms=600_000)
+        wait_until(lambda: not consumer.poll(0.1) and len(consumer.assignment()) == 4, "everything")
+
+    with Admin(servers) as admin:
+        admin.create_topic(NewTopic(topic, partitions=4, replication_factor=3))
+    poll_and_forget()
+    gc.collect()
+    with Member(servers, topic) as other:
+        wait_until(lambda: len(other.owned) == 4, "the next member to get everything")
+        wait_until(lambda: not threads(), "the end of the threads")
+    assert other.error is None

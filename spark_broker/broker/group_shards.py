@@ -117,6 +117,10 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         self._image = EMPTY_IMAGE  # of which `_topics` are
         self._topics = Topics()
 
+    def compute_beyond(self, inline_size_max: int) -> None:
+        """Compute the targets of groups elsewhere that are larger (members times partitions). For tests."""
+        self._settings = replace(self._settings, inline_size_max=inline_size_max)
+
     # What the runtime asks for.
 
     def _new_shard(self, partition: Partition) -> GroupShard:

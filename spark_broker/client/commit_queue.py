@@ -24,6 +24,13 @@ class CommitQueue:
     def changed(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         return {tp: offset for tp, offset in offsets.items() if self.known.get(tp) != offset}
 
+    def new(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Those that have changed, and are not under way either: where commits take longer than the time between two
+        of them, the same one would be sent for ever.
+        """
+        under_way = self.in_flight.offsets if self.in_flight is not None else {}
+        return {tp: offset for tp, offset in self.changed(offsets).items() if under_way.get(tp) != offset}
+
     def add(self, commit: CommitOffsets) -> None:
         """Leave out older offsets of the same partitions, unless a caller waits for them."""
         for older in self.waiting:
@@ -39,6 +46,11 @@ class CommitQueue:
         for tp in self.in_flight.offsets:
             self.known.pop(tp, None)
         return self.in_flight
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a commit is under way, or waits."""
+        return self.in_flight is not None or bool(self.waiting)
 
     def ended(self, commit: CommitOffsets, error: SparkBrokerError | None) -> None:
         invariant(commit is self.in_flight, f"a commit of {commit.offsets} ended that was not under way")

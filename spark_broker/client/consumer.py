@@ -215,7 +215,7 @@ class Consumer(OfOneProcess):
         self._committing.when_due()
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         try:
-            self._machine.polling()
+            self._machine.polling(self._threads.now_ms())
             batches = self._polled(deadline)
             self._machine.polled(self._threads.now_ms())
             # From here to the return no signal is handled: either the caller gets the batches, or they are taken back.
@@ -281,7 +281,7 @@ class Consumer(OfOneProcess):
             self._committing.when_due()
             last = record
             try:
-                self._machine.polling()
+                self._machine.polling(self._threads.now_ms())
                 if self._rebalancing.is_due:
                     self._rebalancing.refuse_while_telling()
                     self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))

@@ -27,7 +27,7 @@ from spark_broker.client.consumer_effects import (
 from spark_broker.client.consumer_errors import LASTING, again
 from spark_broker.client.fetch_machine import FetchMachine
 from spark_broker.client.group_offsets import NOBODY
-from spark_broker.client.group_reading import GroupReading
+from spark_broker.client.group_reading import Change, GroupReading
 from spark_broker.client.history_turns import HistoryTurns
 from spark_broker.client.leader_fetches import LeaderFetches
 from spark_broker.client.membership import Membership
@@ -120,10 +120,10 @@ class ConsumerMachine:
             self._forget(tp)
         self.reading_changed()
 
-    def polling(self) -> None:
+    def polling(self, now_ms: float) -> None:
         """The caller waits for records: what it got before it has done with."""
         if self.group is not None:
-            self.group.membership.polling()
+            self.group.membership.polling(now_ms)
 
     def polled(self, now_ms: float) -> None:
         """The caller has got what it waited for."""
@@ -314,7 +314,7 @@ class ConsumerMachine:
 
     def commit_later(self, offsets: Offsets, deadline_ms: float) -> None:
         """Commit the offsets that have changed; no caller waits. A partition's later commit replaces this one."""
-        if changed := self._commits.changed(offsets):
+        if changed := self._commits.new(offsets):
             self._commit(changed, deadline_ms, background=True)
 
     def _commit(self, offsets: Offsets, deadline_ms: float, *, background: bool) -> CommitOffsets:
@@ -324,10 +324,26 @@ class ConsumerMachine:
         self._commits.add(commit)
         return commit
 
-    @property
-    def is_committing(self) -> bool:
-        """Whether a commit is under way, or waits for one."""
-        return self._commits.in_flight is not None or bool(self._commits.waiting)
+    def prepare(self, change: Change, deadline_ms: float) -> bool:
+        """Before a member gives these partitions up: commit their positions (enable.auto.commit), and wait for commits
+        that are under way, which the coordinator would refuse later. False: call it again.
+        """
+        if self.group is None:
+            raise InvariantError(f"{change} of a consumer without a group")
+        if self._commits.is_busy:
+            return False
+        if self.group.prepared != change:
+            self.group.prepared = change
+            if self._config.enable_auto_commit:
+                self.commit_later(self._positions_of(change), deadline_ms)
+        return not self._commits.is_busy
+
+    def _positions_of(self, change: Change) -> dict[TopicPartition, OffsetAndMetadata]:
+        """With auto.offset.reset=latest also those where nothing was handed out yet. Otherwise the next member would
+        begin at the end, and pass what was appended meanwhile.
+        """
+        found = self.checks.readable(self.partitions[tp] for tp in change.partitions if tp in self.partitions)
+        return {p.tp: p.to_commit for p in found if p.has_position and (p.chosen or p.reset is Start.LATEST)}
 
     def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
         """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones."""
@@ -475,6 +491,8 @@ class ConsumerMachine:
         topic = self.view.topic(tp.topic)
         if topic is None:
             return False
+        if tp.partition >= len(topic.partitions) and self.is_member:
+            return False  # its group has heard of a new partition before this consumer
         if tp.partition >= len(topic.partitions):
             position.error = UnknownTopicOrPartitionError(
                 f"topic {topic.name!r} has {len(topic.partitions)} partitions"

@@ -362,8 +362,11 @@ def _alter(
     for tp, wanted in sorted(offsets.items(), key=lambda item: item[0]):
         _group_offset(metadata.view, tp, None, listed[tp], None).check(wanted.offset)
     topic_ids = {tp: listed[tp].topic_id for tp in offsets}
+    items = list(offsets.items())
     try:
-        GroupOffsets(metadata, group_id).commit(offsets, deadline, topic_ids)
+        for first in range(0, len(items), PARTITIONS_AT_ONCE):
+            some = dict(items[first : first + PARTITIONS_AT_ONCE])
+            GroupOffsets(metadata, group_id).commit(some, deadline, topic_ids)
     except UnknownMemberIdError:
         raise NonEmptyGroupError(
             f"the group {group_id!r} has members, and only they commit; nothing was changed",

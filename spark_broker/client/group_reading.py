@@ -54,6 +54,7 @@ class GroupReading:
     sought_any: Start | None = None  # every topic that a pattern finds first
     known_counts: dict[str, int] = field(default_factory=dict)
     has_listener: bool = False
+    prepared: Change | None = None  # what `ConsumerMachine.prepare` has begun
 
     @property
     def is_changing(self) -> bool:
@@ -88,6 +89,7 @@ class GroupReading:
 
     def carried_out(self, change: Change, now_ms: float) -> None:
         """The caller has committed what it wanted to, and knows of the change."""
+        self.prepared = None
         match change.kind:
             case ChangeKind.LOST:
                 self._drop(change)

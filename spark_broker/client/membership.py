@@ -27,6 +27,7 @@ from spark_broker.errors import (
     FencedMemberEpochError,
     SparkBrokerError,
     UnknownMemberIdError,
+    UnreleasedInstanceIdError,
     invariant,
 )
 from spark_broker.model import GroupMetadata
@@ -116,9 +117,11 @@ class Membership:
         self._answered = True  # the latest heartbeat is
         self._news = False  # there is something to say at once
         self._says_all = True  # the next heartbeat does
+        self._said: frozenset[Key] = frozenset()  # by the latest heartbeat that said all
         self._in_poll = False
-        self._sent_ms = self._alive_ms = self._pending_ms = 0.0
-        self._due_ms = 0.0
+        self._sent_ms = self._alive_ms = 0.0
+        self._revokes_since_ms = NEVER_MS  # it has to give something up, and no answer has confirmed that it did
+        self._due_ms = self._joins_since_ms = 0.0
         self._poll_deadline_ms = NEVER_MS
         self._tries = Tries(backoff)
 
@@ -141,8 +144,12 @@ class Membership:
         if self.phase is MemberPhase.OUT:
             self._join(now_ms)
 
-    def polling(self) -> None:
-        """The caller waits for records: what it got before it has done with. `polled` ends that."""
+    def polling(self, now_ms: float) -> None:
+        """The caller waits for records: what it got before it has done with. `polled` ends that.
+
+        A process that stood still has lost everything before it hands out what it had fetched.
+        """
+        self._check_time(now_ms)
         self._in_poll, self._poll_deadline_ms = True, NEVER_MS
 
     def polled(self, now_ms: float) -> None:
@@ -248,13 +255,15 @@ class Membership:
         says_all = self._says_all or not self._answered or self.epoch == JOIN_EPOCH
         self._sequence += 1
         self._answered = self._news = self._says_all = False
+        if says_all:
+            self._said = self.owned | (self.pending or frozenset())
         return ConsumerGroupHeartbeatRequest(
             self.group_id,
             self.member_id,
             self.epoch,
             self._sequence,
             self._generation,
-            self._grouped(self.owned | (self.pending or frozenset())) if says_all else None,
+            self._grouped(self._said) if says_all else None,
             self._about if says_all else None,
             self.instance_id,
             self._reason if self.epoch == JOIN_EPOCH else "",
@@ -296,26 +305,38 @@ class Membership:
             return
         if now_ms - self._sent_ms >= self._about.session_timeout_ms or answer.sequence != self._sequence:
             return
-        self._answered, self._alive_ms = True, self._sent_ms
+        before_ms, self._answered, self._alive_ms = self._alive_ms, True, self._sent_ms
         if answer.generation != self._generation or answer.member_epoch == JOIN_EPOCH:
             self._says_all = True
         self._generation, self.epoch = answer.generation, answer.member_epoch
         interval_ms: float = answer.heartbeat_interval_ms
         if answer.assignment is not None:
-            self._take(answer.assignment, now_ms)
+            self._take(answer.assignment)
+        self._note_revocation(heard=sent.request.generation == answer.generation, before_ms=before_ms)
         self.assigned = self.assigned or (self.pending is None and self.epoch > JOIN_EPOCH)
         if self.pending is not None:
             interval_ms = max(interval_ms, min(WAITING_INTERVAL_MS, self._about.session_timeout_ms / 3))
         self._due_ms = self._sent_ms + interval_ms
 
-    def _take(self, assignment: Iterable[TopicPartitions], now_ms: float) -> None:
+    def _take(self, assignment: Iterable[TopicPartitions]) -> None:
         self.topics.update((topic.topic_id, topic.topic) for topic in assignment if topic.topic)
         assigned = frozenset((topic.topic_id, number) for topic in assignment for number in topic.partitions)
         if assigned == self.owned:
             self._says_all = self._says_all or self.pending is not None
             self.pending, self.assigned = None, True
-        elif assigned != self.pending:
-            self.pending, self._pending_ms = assigned, now_ms
+        else:
+            self.pending = assigned
+
+    def _note_revocation(self, *, heard: bool, before_ms: float) -> None:
+        """`heard`: the coordinator has taken what the latest heartbeat says. Then it waits only for what the heartbeat
+        names, and the assignment does not have. It may have decided any time after `before_ms`, when the last heartbeat
+        was sent that was answered before.
+        """
+        assigned = self.owned if self.pending is None else self.pending
+        if not (self._said if heard else self.owned) <= assigned:
+            self._revokes_since_ms = min(self._revokes_since_ms, before_ms)
+        elif heard:
+            self._revokes_since_ms = NEVER_MS
 
     def failed(self, sent: SendHeartbeat, error: SparkBrokerError, now_ms: float) -> None:
         """The coordinator has refused, or nobody has answered."""
@@ -334,11 +355,18 @@ class Membership:
             case FencedInstanceIdError():
                 self.failure, self.is_fatal = error, True
                 self._lose(error.message, now_ms, new_id=True)
-            case _ if error.retriable:
+            case _ if error.retriable or self._may_be_released(error, now_ms):
                 self._tries.ended(now_ms, recovered=False)
             case _:
                 self.failure = error
                 self._tries.next_ms = now_ms + REFUSED_PAUSE_MS
+
+    def _may_be_released(self, error: SparkBrokerError, now_ms: float) -> bool:
+        """Whether the instance id is perhaps only held by a member that is dead: an earlier process, or this one before
+        its session ended.
+        """
+        joins_for_ms = now_ms - self._joins_since_ms
+        return isinstance(error, UnreleasedInstanceIdError) and joins_for_ms < 2 * self._about.session_timeout_ms
 
     def _has_said_goodbye(self, sent: SendHeartbeat) -> bool:
         if sent.request.member_epoch >= JOIN_EPOCH:
@@ -355,10 +383,18 @@ class Membership:
 
     # The end of a membership.
 
+    def is_over(self, now_ms: float) -> bool:
+        """Whether the group may have removed this member, though nobody has told it."""
+        return self.phase is not MemberPhase.IN or now_ms >= min(self._poll_deadline_ms, *self._ends_ms())
+
     def _ends_ms(self) -> tuple[float, float]:
-        """When the session may be over, and when what is assigned must have been carried out."""
-        late_ms = NEVER_MS if self.pending is None else self._pending_ms + self._about.rebalance_timeout_ms
-        return self._alive_ms + self._about.session_timeout_ms, late_ms
+        """When the session may be over, and when the coordinator must have heard that partitions are given up. A member
+        that only joins has nothing to lose.
+        """
+        about = self._about
+        late_ms = self._revokes_since_ms + max(about.rebalance_timeout_ms, about.session_timeout_ms)
+        over_ms = self._alive_ms + self._about.session_timeout_ms
+        return over_ms if self.epoch > JOIN_EPOCH else NEVER_MS, late_ms
 
     def _check_time(self, now_ms: float) -> None:
         if self.phase is not MemberPhase.IN:
@@ -371,6 +407,8 @@ class Membership:
             self._lose(why, now_ms, new_id=True, wait=True)
         elif now_ms >= session_ends_ms:
             session_ms = self._about.session_timeout_ms
+            if self.instance_id:
+                self._farewell = self._goodbye(AWAY_EPOCH, "its session is over")
             self._lose(f"no coordinator has answered within session.timeout.ms = {session_ms}", now_ms, new_id=True)
 
     def _lose(self, why: str, now_ms: float, *, new_id: bool, wait: bool = False) -> None:
@@ -391,7 +429,8 @@ class Membership:
         if not self.member_id:
             self.member_id, self._generation = self._new_id(), -1
         self.epoch, self._news, self._answered = JOIN_EPOCH, True, True
-        self._alive_ms, self._due_ms = now_ms, now_ms
+        self._alive_ms = self._due_ms = self._joins_since_ms = now_ms
+        self._revokes_since_ms = NEVER_MS
         self._poll_deadline_ms = NEVER_MS if self._in_poll else now_ms + self._about.rebalance_timeout_ms
 
     def _go(self, phase: MemberPhase) -> None:

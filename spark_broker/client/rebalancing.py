@@ -13,12 +13,10 @@ from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ConsumerThreads
 from spark_broker.client.group_reading import Change, ChangeKind, GroupReading
 from spark_broker.client.membership import MemberPhase
-from spark_broker.client.partition_position import Start
 from spark_broker.client.rebalance_listener import RebalanceListener
 from spark_broker.client.retry import Deadline
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import InvariantError, ReentrantCallError
-from spark_broker.model import OffsetAndMetadata, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +36,6 @@ class Rebalancing:
         self._threads = threads
         self._config = config
         self._check_open = check_open
-        self._committed_for: Change | None = None  # whose positions are committed
         self._carried_out_by: int | None = None  # the thread that carries a change out, by its ident
 
     def listen(self, listener: RebalanceListener) -> None:
@@ -65,7 +62,7 @@ class Rebalancing:
         while self.is_due:
             with self._threads.lock:
                 change = self._group.next_change()
-                if change is not None and change.kind is ChangeKind.REVOKED and not self._commit(change, deadline):
+                if change is not None and change.kind is ChangeKind.REVOKED and not self._prepare(change, deadline):
                     return False
                 if change is None or not self._group.still_holds(change):
                     continue
@@ -102,7 +99,6 @@ class Rebalancing:
         with self._threads.lock:
             self._group.carried_out(change, self._threads.now_ms())
             self._machine.reading_changed()
-            self._committed_for = None
             self._threads.advance()
 
     def tell_listener(self, change: Change) -> None:
@@ -121,30 +117,16 @@ class Rebalancing:
         finally:
             self.telling = False
 
-    def _commit(self, change: Change, deadline: Deadline) -> bool:
-        """Under the lock. Commit the positions of what is given up, and wait for commits that are under way: the
-        coordinator would refuse them later. False: not done by the deadline.
-        """
-        if self._committed_for != change and self._config.enable_auto_commit:
-            limit_ms = min(self._config.default_api_timeout_ms, self._config.max_poll_interval_ms)
-            self._machine.commit_later(self._positions_of(change), self._threads.now_ms() + limit_ms)
+    def _prepare(self, change: Change, deadline: Deadline) -> bool:
+        """Under the lock. False: what must be committed before is not yet, at the deadline."""
+        limit_ms = min(self._config.default_api_timeout_ms, self._config.max_poll_interval_ms)
+        while not self._machine.prepare(change, self._threads.now_ms() + limit_ms):
             self._threads.advance(news=False)
-        self._committed_for = change
-        while self._machine.is_committing:
             if deadline.expired:
                 return False
             self._threads.wait(deadline.remaining_s)
             self._check_open()
         return True
-
-    def _positions_of(self, change: Change) -> dict[TopicPartition, OffsetAndMetadata]:
-        """With auto.offset.reset=latest also those where nothing was handed out yet. Otherwise the next member would
-        begin at the end, and pass what was appended meanwhile.
-        """
-        found = {tp: self._machine.partitions[tp] for tp in change.partitions if tp in self._machine.partitions}
-        chosen = self._machine.positions_to_commit()
-        begun = {tp: p.to_commit for tp, p in found.items() if p.reset is Start.LATEST and p.has_position}
-        return begun | {tp: offset for tp, offset in chosen.items() if tp in found}
 
     def leave(self, deadline: Deadline, reason: str, commit_last: Callable[[], bool]) -> None:
         """Give everything up and leave the group. `commit_last`: whether a coordinator was there.

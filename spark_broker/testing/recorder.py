@@ -218,6 +218,11 @@ class HistoryRecorder:
         """Any other event, as it is."""
         self._add(event)
 
+    @property
+    def count(self) -> int:
+        """How many events there are so far."""
+        return len(self._events)
+
     def history(self) -> History:
         """All events so far."""
         with self._lock:

@@ -13,7 +13,6 @@ from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.reply import Answer
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import MetadataImage, PartitionRegistration
-from spark_broker.core.groups.requests import GroupSettings
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     FencedMemberEpochError,
@@ -263,7 +262,7 @@ def test_a_large_groups_target_is_computed_elsewhere(rig: GroupRig, clock: Manua
     coordinator = GroupCoordinator(
         rig.brokers[0].manager, ClusterConfig(), clock=clock, compute=lambda name, work: elsewhere.append(work)
     )
-    coordinator._settings = GroupSettings(inline_size_max=0)
+    coordinator.compute_beyond(0)
     member = Member(coordinator, "a")
     held = member.beat()
     assert held == [], "there is nothing to say yet"

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Admin, GroupListing, OffsetAndMetadata, TopicPartition
+from spark_broker.client import group_admin
 from spark_broker.errors import (
+    ClosedError,
     CoordinatorNotAvailableError,
     GroupIdNotFoundError,
     GroupSubscribedToTopicError,
@@ -27,6 +29,7 @@ from spark_broker.protocol.messages import (
     CallRequest,
     CommittedOffset,
     DescribeGroupRequest,
+    HistoryMetadata,
     ListGroupsRequest,
     ListGroupsResponse,
     MemberAbout,
@@ -140,6 +143,28 @@ def test_a_list_that_would_lack_groups_is_an_error_that_says_whose(topics: FakeC
     assert f"{CONSUMER_OFFSETS_TOPIC}-1 (no broker leads there" in raised.value.message
 
 
+def test_a_client_that_is_closed_ends_the_wait_for_a_list(topics: FakeCluster) -> None:
+    topics.elect(CONSUMER_OFFSETS_TOPIC, 1, -1)
+    admin = Admin(topics.bootstrap, retry_backoff_ms=100)
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, ListGroupsRequest):
+            asked.set()
+        return None
+
+    def close() -> None:
+        asked.wait(30)
+        admin.close()
+
+    asked = threading.Event()
+    topics.call_hook = hook
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(ClosedError):
+        admin.list_groups()
+    closer.join(30)
+
+
 def test_a_dead_broker_that_nobody_has_noticed_does_not_hang_the_list(topics: FakeCluster) -> None:
     topics.kill(1, fail_over=False)
     began_s = time.monotonic()
@@ -241,6 +266,28 @@ def test_offsets_are_set_while_the_group_has_no_members(topics: FakeCluster, adm
     assert [(o.committed, o.metadata) for o in admin.group_offsets("g").values()] == [(10, ""), (0, "from here on")]
     (request,) = topics.commits
     assert {offset.topic_id for offset in request.offsets} == {topics.topics["t"].topic_id}
+
+
+def test_more_offsets_than_a_request_holds_are_set_and_deleted(
+    topics: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_admin, "PARTITIONS_AT_ONCE", 1)
+    admin.alter_group_offsets("g", {T0: 10, T1: 0})
+    assert [len(request.offsets) for request in topics.commits] == [1, 1]
+    assert len(admin.group_offsets("g")) == 2
+    admin.delete_group_offsets("g", [T0, T1])
+    assert topics.committed == {}
+
+
+def test_an_offset_that_only_the_topics_table_has_can_be_set(topics: FakeCluster, admin: Admin) -> None:
+    topic = topics.topics["t"]
+    topic.config["delta.path"], topic.history = "/lake/t", HistoryMetadata("a-table", 0, 0, [1, 0], [6, 0], "", 0)
+    topic.partitions[0].log_start_offset = 6
+    admin.alter_group_offsets("g", {T0: 1})
+    (offset,) = admin.group_offsets("g").values()
+    assert (offset.start_offset, offset.lag) == (1, 9)
+    with pytest.raises(OffsetOutOfRangeError, match="before the first record 1"):
+        admin.alter_group_offsets("g", {T0: 0})
 
 
 def test_offsets_of_a_group_with_members_are_theirs_to_set(topics: FakeCluster, admin: Admin) -> None:

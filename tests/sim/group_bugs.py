@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from spark_broker.broker import group_coordinator
+from spark_broker.broker import group_shards
 from spark_broker.broker.coordinator_runtime import Led
 from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.partition import Partition
@@ -93,7 +93,7 @@ def store_offsets_without_their_epoch(patch: Patch) -> None:
             record = record._replace(value=msgspec.structs.replace(record.value, leader_epoch=NO_EPOCH))
         return encode(record)
 
-    patch.setattr(group_coordinator, "encode_record", buggy)
+    patch.setattr(group_shards, "encode_record", buggy)
 
 
 @bug("32")

@@ -15,6 +15,7 @@ from spark_broker.testing.simulation import (
     unclean,
 )
 from spark_broker.testing.simulation.group_draw import GroupDraw
+from spark_broker.testing.simulation.sharing_draw import SharingDraw
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 
 
@@ -38,6 +39,11 @@ def has_single_use(seed: int) -> bool:
 def has_groups(seed: int) -> bool:
     """Consumer groups."""
     return GroupDraw.draw(seed) is not None
+
+
+def has_sharing(seed: int) -> bool:
+    """Consumer groups whose members share partitions."""
+    return SharingDraw.draw(seed) is not None
 
 
 def has_bit_flips(seed: int) -> bool:

@@ -371,7 +371,7 @@ class GroupShard(Machine[ShardStanding]):
         about, clock_ms = group.members[member_id], step.now.clock_ms
         session.deadline_ms = clock_ms + about.session_timeout_ms
         if group.assignment(member_id).revoking:
-            session.rebalance_deadline_ms = clock_ms + about.rebalance_timeout_ms
+            session.rebalance_deadline_ms = clock_ms + about.revocation_ms
         self._sessions.schedule(group_id, member_id)
         return session
 
@@ -386,7 +386,7 @@ class GroupShard(Machine[ShardStanding]):
         if not after.revoking:
             session.rebalance_deadline_ms = NEVER
         elif after.revoking != before.revoking:
-            session.rebalance_deadline_ms = step.now.clock_ms + group.members[member_id].rebalance_timeout_ms
+            session.rebalance_deadline_ms = step.now.clock_ms + group.members[member_id].revocation_ms
             self._sessions.schedule(group_id, member_id)
 
     def _answer(self, step: Step, group_id: str, member_id: str, sequence: int) -> HeartbeatAnswer:

@@ -101,6 +101,7 @@ class MemberValue(Value, frozen=True):
     """What a member says about itself. It subscribes to `topics` (names, sorted) or to a `pattern`, or to both.
 
     `instance_id`: of a static member; empty: a dynamic one. `assignor`: empty when the member does not mind.
+    `rebalance_timeout_ms`: max.poll.interval.ms.
     """
 
     topics: tuple[str, ...]
@@ -112,6 +113,13 @@ class MemberValue(Value, frozen=True):
     session_timeout_ms: int = 45_000
     rebalance_timeout_ms: int = 300_000
     assignor: str = ""
+
+    @property
+    def revocation_ms(self) -> int:
+        """How long the member has to give up what it is told to. A member that has not heard of it reads on until its
+        session ends, so it is no shorter than that.
+        """
+        return max(self.rebalance_timeout_ms, self.session_timeout_ms)
 
 
 class TargetEpochValue(Value, frozen=True):

@@ -61,7 +61,9 @@ class Heartbeat:
 
     A member takes another id when it joins after it left, after UNKNOWN_MEMBER_ID and after its session ended: with the
     old id and the epochs of a group that was deleted meanwhile, a late commit would be good again. Its session ended
-    when no heartbeat that it sent within its session time-out was answered; then it has lost what it owned.
+    when no heartbeat that it sent within its session time-out was answered; then it has lost what it owned. It has also
+    lost that when no answer has confirmed in time (`MemberValue.revocation_ms`) that it gave up what it was told to.
+    The time counts from the last heartbeat that was answered before: the coordinator may have decided right after it.
 
     `sequence` rises with each heartbeat of a member id, repeated ones too, and the member takes only the answer to the
     heartbeat that it sent last. `generation`: of the last answer that it took. After an answer that did not come, or

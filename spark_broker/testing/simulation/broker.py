@@ -115,6 +115,8 @@ class BrokerProcess(NetworkNode):
         groups = GroupCoordinator(
             self.manager, cluster, wake=self._groups.wake, compute=self._compute, clock=machine.clock
         )
+        if world.sharing is not None:
+            groups.compute_beyond(world.sharing.draw.inline_size_max)
         self._groups.coordinator = groups
         self._maintenance = Maintenance(self.manager, cluster, self._on_bug)
         self._cleaner = LogCleaner(self.manager, cluster, machine.clock)
@@ -133,7 +135,7 @@ class BrokerProcess(NetworkNode):
         self.directory.update(port=self.machine.address[1])
         self._maintenance.begin(scheduler.now_us / 1e6)
         scheduler.after(MAINTENANCE_MS * self.world.rng.random(), self, "maintenance", self._maintain)
-        if self.world.groups is not None:
+        if self.world.groups is not None or self.world.sharing is not None:
             self._groups.start()
         if self.coordination is not None:
             self.coordination.start()

@@ -26,6 +26,7 @@ from spark_broker.client.consumer_effects import (
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.fetch_machine import Fetch, FetchedPart
 from spark_broker.client.local_files import LocalFiles, UnusableExtentError
+from spark_broker.client.membership import Membership
 from spark_broker.client.offset_lookup import OffsetLookup
 from spark_broker.client.partition_position import PartitionPosition
 from spark_broker.client.retry import Backoff
@@ -118,11 +119,15 @@ class _Stream:
 class SimConsumer(NetworkNode):
     """Subscribed to every topic there is; reads each partition from its start on."""
 
-    def __init__(self, world: World, name: str, config: ConsumerConfig = CONFIG) -> None:
+    def __init__(
+        self, world: World, name: str, config: ConsumerConfig = CONFIG, membership: Membership | None = None
+    ) -> None:
         super().__init__(name, name)
         self.world = world
         backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, rng=world.client_rng)
-        self.machine = ConsumerMachine(config, None, backoff, fetches=SimFetches(world, name, config, backoff))
+        self.machine = ConsumerMachine(
+            config, None, backoff, fetches=SimFetches(world, name, config, backoff), membership=membership
+        )
         self._config = config
         self._topics: set[str] = set()  # the topics that it knows of
         self._addresses: dict[int, Address] = {}
@@ -130,6 +135,9 @@ class SimConsumer(NetworkNode):
         self._local_reads = _LocalReads(world)
         self._polls = 0
         self.bootstrap: SimulatedMachine | None = None  # the one to ask for metadata first; None: any
+
+    keeps_its_place = True
+    """Whether it reads on where it was, for as long as it lives."""
 
     def start(self) -> None:
         """Learn of the cluster, then poll."""
@@ -208,9 +216,13 @@ class SimConsumer(NetworkNode):
         view = merge(self.machine.view, cast("MetadataResponse", answer), None)
         self._topics |= {partition.topic for _, partition in self.world.known_partitions(view)}
         if self._topics and self._topics != self.machine.topics:
-            self.machine.subscribe(self._topics)
+            self.subscribe_again()
         self.machine.metadata_came(view, self.now_ms)
         self.refreshed()
+
+    def subscribe_again(self) -> None:
+        """There are other topics than those that are read."""
+        self.machine.subscribe(self._topics)
 
     def refreshed(self) -> None:
         """New metadata is there."""
@@ -228,18 +240,18 @@ class SimConsumer(NetworkNode):
     def _offsets_came(self, asked: LookUpOffsets, lookup: OffsetLookup) -> None:
         self.machine.offsets_came(asked, lookup.found, lookup.failures, self.now_ms)
         self.positioned(asked.generations)
-        if self.world.tiering is not None:
+        if self.world.tiering is not None and self.keeps_its_place:
             for tp in asked.generations:
-                position = self.machine.partitions[tp]
-                if position.has_position and position.generation == asked.generations[tp] + 1:
+                position = self.machine.partitions.get(tp)
+                if position is not None and position.has_position and position.generation == asked.generations[tp] + 1:
                     self.world.tiering.check_begin(self, tp, position.position)
         self.advance()
 
     def positioned(self, generations: Mapping[TopicPartition, int]) -> None:
-        """Record those of these positions that were found."""
+        """Record those of these positions that were found, and are still read."""
         for tp, generation in generations.items():
-            position = self.machine.partitions[tp]
-            if position.generation == generation + 1 and position.has_position:
+            position = self.machine.partitions.get(tp)
+            if position is not None and position.generation == generation + 1 and position.has_position:
                 self.world.history.positioned(self.name, tp, position.position)
 
     def _poll_later(self) -> None:

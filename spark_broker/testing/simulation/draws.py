@@ -11,6 +11,7 @@ from spark_broker.testing.simulation.compaction import CompactionDraw
 from spark_broker.testing.simulation.disk_faults import with_disk_faults
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.older_metadata import with_older_metadata
+from spark_broker.testing.simulation.sharing_draw import SharingDraw
 from spark_broker.testing.simulation.store import with_store_outages
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.tiering import TieringDraw
@@ -29,6 +30,7 @@ class Draws:
     groups: GroupDraw | None = None
     compaction: CompactionDraw | None = None
     tiering: TieringDraw | None = None
+    sharing: SharingDraw | None = None
 
     @staticmethod
     def of(seed: int, draw: random.Random) -> Draws:
@@ -40,6 +42,7 @@ class Draws:
         groups = GroupDraw.draw(seed)
         if groups is not None:
             swarm = groups.adapt(swarm)
+        sharing = SharingDraw.draw(seed)
         swarm = with_disk_faults(seed, with_store_outages(seed, with_bit_flips(seed, swarm)))
         swarm = with_older_metadata(seed, swarm)
         if transactions is None:
@@ -47,10 +50,13 @@ class Draws:
         compaction = CompactionDraw.draw(seed, swarm, transactional=transactions is not None)
         if compaction is not None:
             swarm = compaction.adapt(swarm)
-        tiering = TieringDraw.draw(seed, swarm, compacts=compaction is not None, grouped=groups is not None)
+        grouped = groups is not None or sharing is not None
+        tiering = TieringDraw.draw(seed, swarm, compacts=compaction is not None, grouped=grouped)
         if tiering is not None:
             swarm = tiering.adapt(swarm)
-        return Draws(swarm, transactions, groups, compaction, tiering)
+        if sharing is not None:
+            swarm = sharing.adapt(swarm)
+        return Draws(swarm, transactions, groups, compaction, tiering, sharing)
 
     @staticmethod
     def by_hand(swarm: Swarm, groups: GroupDraw | None) -> Draws:

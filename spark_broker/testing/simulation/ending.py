@@ -38,6 +38,8 @@ def end(world: World) -> None:
         world.transactional.stop()
     if world.groups is not None:
         world.groups.stop()
+    if world.sharing is not None:
+        world.sharing.stop()
     deadline_us = world.scheduler.now_us + QUIET_MS * 1000
     events_max = world.scheduler.events + ENDING_EVENTS_MAX
     missing = _missing(world)
@@ -89,6 +91,7 @@ def _missing(world: World) -> str:
                 return f"{consumer} has not been told of a cut of {name}"
     missing = world.transactional.missing() if world.transactional is not None else ""
     missing = missing or (world.groups.missing() if world.groups is not None else "")
+    missing = missing or (world.sharing.missing() if world.sharing is not None else "")
     missing = missing or (world.tiering.missing() if world.tiering is not None else "")
     return missing or world.bit_flips.missing()
 

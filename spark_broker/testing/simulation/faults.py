@@ -256,6 +256,7 @@ class Faults:
         if machine is None:
             return ""
         clients = [client.host for client in (*self._world.producers, *self._world.consumers)]
+        clients += self._world.sharing.hosts if self._world.sharing is not None else []
         keep_clients = self._rng.random() < 0.7
         for host in [*self._hosts(), *([] if keep_clients else clients)]:
             if host != machine.host:

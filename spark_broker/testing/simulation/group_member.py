@@ -12,7 +12,13 @@ from spark_broker.client.coordinator import coordinator_of
 from spark_broker.client.group_offsets import from_messages, to_messages
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
-from spark_broker.protocol.messages import EmptyResponse, OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
+from spark_broker.protocol.messages import (
+    EmptyResponse,
+    Message,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
 from spark_broker.testing.simulation.consumer import CONFIG, Key, SimConsumer
 from spark_broker.testing.simulation.scheduler import Timer
 from spark_broker.testing.simulation.trace import TraceKind
@@ -94,28 +100,16 @@ class SimGroupMember(SimConsumer):
         self, request: OffsetCommitRequest | OffsetFetchRequest, answered: Callable[[object], None]
     ) -> None:
         """Ask the coordinator; `answered` is called with its answer or an error."""
-        try:
-            broker, state = coordinator_of(self.machine.view, CONSUMER_OFFSETS_TOPIC, self.group)
-        except CoordinatorNotAvailableError as error:
-            self.world.scheduler.after(RETRY_MS, self, "no coordinator", partial(answered, error))
+        epoch = ask_coordinator(self, self.group, request, answered)
+        if epoch is None:
             return
-        if self._coordinator_epoch not in (-1, state.leader_epoch):
+        if self._coordinator_epoch not in (-1, epoch):
             self.world.trace.count("coordinators changed")
-        self._coordinator_epoch = state.leader_epoch
-        self.world.network.call(
-            self,
-            broker.host,
-            (broker.host, broker.port),
-            request,
-            timeout_ms=COORDINATOR_TIMEOUT_MS,
-            on_answer=answered,
-            on_error=answered,
-            taken_back=True,
-        )
+        self._coordinator_epoch = epoch
 
     def _committed_came(self, asked: FetchCommitted, answer: object) -> None:
         if not isinstance(answer, OffsetFetchResponse):
-            self.round_failed(_error(answer))
+            self.round_failed(error_of(answer))
             return
         committed = from_messages(answer.offsets)
         for tp in asked.generations:
@@ -190,7 +184,7 @@ class SimGroupMember(SimConsumer):
         else:
             # Committed or not, the next commit has these positions or later ones.
             self.world.note(self.name, TraceKind.CLIENT, f"a commit failed: {answer}")
-            self.machine.commit_ended(commit, _error(answer))
+            self.machine.commit_ended(commit, error_of(answer))
             self._commit_soon()
         if self._last_commit:
             self.quit("leaves")
@@ -249,6 +243,35 @@ class SimGroupMember(SimConsumer):
         self._seen_at_end = True
 
 
-def _error(answer: object) -> SparkBrokerError:
+def ask_coordinator(
+    consumer: SimConsumer,
+    group: str,
+    request: Message,
+    answered: Callable[[object], None],
+    timeout_ms: float = COORDINATOR_TIMEOUT_MS,
+) -> int | None:
+    """Ask the group's coordinator; `answered` is called with its answer or an error. The leader epoch that it has, as
+    far as the consumer knows; None: none is known.
+    """
+    world = consumer.world
+    try:
+        broker, state = coordinator_of(consumer.machine.view, CONSUMER_OFFSETS_TOPIC, group)
+    except CoordinatorNotAvailableError as error:
+        world.scheduler.after(RETRY_MS, consumer, "no coordinator", partial(answered, error))
+        return None
+    world.network.call(
+        consumer,
+        broker.host,
+        (broker.host, broker.port),
+        request,
+        timeout_ms=timeout_ms,
+        on_answer=answered,
+        on_error=answered,
+        taken_back=True,
+    )
+    return state.leader_epoch
+
+
+def error_of(answer: object) -> SparkBrokerError:
     unexpected = CoordinatorNotAvailableError(f"the coordinator answered with {type(answer).__name__}")
     return answer if isinstance(answer, SparkBrokerError) else unexpected

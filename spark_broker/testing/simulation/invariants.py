@@ -472,10 +472,12 @@ class Invariants:
         return f"{topic.name if topic else key[0]}-{key[1]}"
 
     def _forget_dropped(self, process: BrokerProcess, image: MetadataImage) -> None:
-        """A process that receives the metadata of a move late drops its replica late."""
+        """A process that hears of a move late drops its replica late, perhaps when it is to have one again."""
         for number, key in list(self.shadows):
             state = image.partition(*key)
-            if number != process.machine.number or state is None or process.machine.broker_id in state.replicas:
+            if number != process.machine.number or state is None:
+                continue
+            if process.machine.broker_id in state.replicas and process.manager.find(*key) is not None:
                 continue
             if not process.fs.is_directory(process.directory.path / self._name(key)):
                 self.forget(process.machine, key)

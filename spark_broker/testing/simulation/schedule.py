@@ -72,6 +72,8 @@ def _run(world: World, events: int) -> Broken | None:
             producer.start()
         for consumer in world.consumers:
             consumer.start()
+        if world.sharing is not None:
+            world.sharing.start()
         if world.transactional is not None:
             world.transactional.start()
             patience = world.scheduler.events + MAX_BEGIN_EVENTS

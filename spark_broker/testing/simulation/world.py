@@ -44,6 +44,7 @@ from spark_broker.testing.simulation.older_metadata import OlderMetadata
 from spark_broker.testing.simulation.producer import SimProducer
 from spark_broker.testing.simulation.scheduler import Scheduler
 from spark_broker.testing.simulation.shadow import Key
+from spark_broker.testing.simulation.sharing import Sharing
 from spark_broker.testing.simulation.store import SimStore
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.tiering import Tiering
@@ -100,11 +101,14 @@ class World:
         self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
         self.transactional = Transactional(self, drawn.transactions) if drawn.transactions is not None else None
         self.groups = Groups(self, drawn.groups) if drawn.groups is not None else None
+        self.sharing = Sharing(self, drawn.sharing) if drawn.sharing is not None else None
         self.cleaning_ms = 0.0  # from one look for something to compact to the next; 0: nobody looks
         if self.compactions.draw is not None:
             self.cleaning_ms = self.compactions.draw.interval_ms
         elif drawn.groups is not None:
             self.cleaning_ms = drawn.groups.clean_ms
+        elif drawn.sharing is not None:
+            self.cleaning_ms = drawn.sharing.clean_ms
         self.tiering = Tiering(self, drawn.tiering) if drawn.tiering is not None else None
         self._controllers: list[SimulatedController] = []
         self._names: Counter[str] = Counter()  # of processes
@@ -329,12 +333,16 @@ class World:
             self.transactional.create_topic()
         if self.groups is not None:
             self.groups.create_topic()
+        if self.sharing is not None:
+            self.sharing.create_topic()
 
     @property
     def is_up(self) -> bool:
         """Whether there is something for clients to use."""
         image = self.invariants.image
         if self.groups is not None and not self.groups.is_up:
+            return False
+        if self.sharing is not None and not self.sharing.is_up:
             return False
         return bool(image.topics) and (self.transactional is None or image.topic(TRANSACTION_STATE_TOPIC) is not None)
 

@@ -14,7 +14,8 @@ class Member:
     one of another generation. What it may begin to read it says, too.
 
     It has lost what it owned when its session may be over: no heartbeat that it sent within that time was answered, or
-    it has not given up in time what it was told to.
+    no answer has confirmed in time that it has given up what it was told to. The coordinator may have told it any time
+    after the last heartbeat that was answered before.
     """
 
     def __init__(self, group_id: str, member_id: str, about: MemberValue) -> None:
@@ -28,9 +29,11 @@ class Member:
         self.pending: frozenset[Partition] | None = None  # an assignment that it has not carried out yet
         self.answered = True
         self.says_all = True
+        self.said: frozenset[Partition] = frozenset()  # by the latest heartbeat that said all
+        self.named_generation = -1  # by the latest heartbeat
         self.sent_ms = 0  # its latest heartbeat
         self.alive_ms = 0  # the latest heartbeat that was answered was sent then
-        self.pending_ms = 0  # it was given the assignment that it has not carried out
+        self.revokes_ms: int | None = None  # since when it may have to give up what no answer has confirmed
         self.frozen = False
         self.left = False
 
@@ -41,7 +44,7 @@ class Member:
 
     def is_over(self, now_ms: int) -> bool:
         """Whether its session may be over."""
-        late = self.pending is not None and now_ms - self.pending_ms >= self.about.rebalance_timeout_ms
+        late = self.revokes_ms is not None and now_ms - self.revokes_ms >= self.about.revocation_ms
         return late or now_ms - self.alive_ms >= self.about.session_timeout_ms
 
     def heartbeat(self, now_ms: int) -> Heartbeat:
@@ -50,6 +53,9 @@ class Member:
         says_all = self.says_all or not self.answered or self.epoch == JOIN_EPOCH
         self.sequence += 1
         self.answered = self.says_all = False
+        self.named_generation = self.generation
+        if says_all:
+            self.said = self.may_own
         return Heartbeat(
             self.group_id,
             self.member_id,
@@ -81,13 +87,18 @@ class Member:
         return sequence == self.sequence and not self.answered and not self.left and not self.frozen and in_time
 
     def take(self, answer: HeartbeatAnswer, now_ms: int) -> None:
-        self.answered = True
-        self.alive_ms = self.sent_ms
+        before_ms, self.answered, self.alive_ms = self.alive_ms, True, self.sent_ms
+        heard = answer.generation == self.named_generation
         if answer.generation != self.generation or answer.member_epoch == JOIN_EPOCH:
             self.says_all = True
         self.generation, self.epoch = answer.generation, answer.member_epoch
-        if answer.assignment is not None and answer.assignment != self.pending:
-            self.pending, self.pending_ms = answer.assignment, now_ms
+        if answer.assignment is not None:
+            self.pending = answer.assignment
+        assigned = frozenset(self.owned) if self.pending is None else self.pending
+        if not (self.said if heard else frozenset(self.owned)) <= assigned:
+            self.revokes_ms = before_ms if self.revokes_ms is None else self.revokes_ms
+        elif heard:
+            self.revokes_ms = None
 
     def carry_out(self, lease: int) -> None:
         """Give up what is not in the assignment, take up what is new."""
@@ -101,5 +112,5 @@ class Member:
     def lose(self) -> None:
         """It is fenced: it owns nothing, and joins again."""
         self.epoch = JOIN_EPOCH
-        self.owned, self.pending = {}, None
+        self.owned, self.pending, self.revokes_ms = {}, None, None
         self.answered = self.says_all = True

@@ -22,7 +22,7 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.partition_position import PartitionPosition, Start
-from spark_broker.client.rebalance_listener import RebalanceListener
+from spark_broker.client.rebalance_listener import Listens
 from spark_broker.client.rebalancing import Rebalancing
 from spark_broker.client.reentry import Within, refuse_within
 from spark_broker.client.retry import Deadline
@@ -84,7 +84,7 @@ class Consumer(OfOneProcess):
         group_id: str | None = None,
         topics: Sequence[str] | str | None = None,
         pattern: str | None = None,
-        listener: RebalanceListener | None = None,
+        listener: Listens | None = None,
         columns: Sequence[str] | None = None,
         config: Mapping[str, object] | None = None,
         **settings: Unpack[ConsumerSettings],
@@ -111,7 +111,7 @@ class Consumer(OfOneProcess):
         topics: Sequence[str] | str | None = None,
         *,
         pattern: str | None = None,
-        listener: RebalanceListener | None = None,
+        listener: Listens | None = None,
     ) -> None:
         """Read these topics, and those that match the pattern, and no others. In a group: a share of their partitions.
 
@@ -423,7 +423,7 @@ class Consumer(OfOneProcess):
         self.close()
 
     def _subscription(
-        self, topics: Sequence[str] | str | None, pattern: str | None, listener: RebalanceListener | None
+        self, topics: Sequence[str] | str | None, pattern: str | None, listener: Listens | None
     ) -> Subscription:
         subscription = subscription_of(topics, pattern, listener)
         if not self._config.group_id and (subscription.pattern or listener is not None):

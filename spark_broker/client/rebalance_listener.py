@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from spark_broker.errors import InvalidDataError
 from spark_broker.model import TopicPartition
+
+
+class Listens(Protocol):
+    """What a consumer takes as a listener: a RebalanceListener, or any object with these methods."""
+
+    def on_assigned(self, partitions: list[TopicPartition], /) -> object: ...
+    def on_revoked(self, partitions: list[TopicPartition], /) -> object: ...
+    def on_lost(self, partitions: list[TopicPartition], /) -> object: ...
 
 
 class RebalanceListener:
@@ -29,3 +39,29 @@ class RebalanceListener:
         Calls `on_revoked` unless it is overridden.
         """
         self.on_revoked(partitions)
+
+
+class _Adapted(RebalanceListener):
+    """An object that has some of the methods."""
+
+    def __init__(self, told: object) -> None:
+        self.told = told
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        getattr(self.told, "on_assigned", super().on_assigned)(partitions)
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        getattr(self.told, "on_revoked", super().on_revoked)(partitions)
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        getattr(self.told, "on_lost", super().on_lost)(partitions)
+
+
+def listener_of(value: object) -> RebalanceListener:
+    """What a caller hands in. Raises InvalidDataError for an object with none of the methods."""
+    if isinstance(value, RebalanceListener):
+        return value
+    names = ("on_assigned", "on_revoked", "on_lost")
+    if isinstance(value, type) or not any(callable(getattr(value, name, None)) for name in names):
+        raise InvalidDataError(f"listener is {type(value).__name__}; it must have one of {', '.join(names)}")
+    return _Adapted(value)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spark_broker.client import given
 from spark_broker.client.membership import Membership
-from spark_broker.client.rebalance_listener import RebalanceListener
+from spark_broker.client.rebalance_listener import Listens, RebalanceListener, listener_of
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
 from spark_broker.model import NAME_MAX
@@ -24,14 +24,12 @@ class Subscription(NamedTuple):
     listener: RebalanceListener | None
 
 
-def subscription_of(
-    topics: Sequence[str] | str | None, pattern: str | None, listener: RebalanceListener | None
-) -> Subscription:
+def subscription_of(topics: Sequence[str] | str | None, pattern: str | None, listener: Listens | None) -> Subscription:
     """What a caller hands in. Raises InvalidDataError and InvalidTopicError."""
     return Subscription(
         () if topics is None else tuple(given.topic_names(topics)),
         "" if pattern is None else given.text(pattern, "pattern"),
-        None if listener is None else given.instance(listener, RebalanceListener, "listener"),
+        None if listener is None else listener_of(listener),
     )
 
 

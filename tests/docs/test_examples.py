@@ -121,9 +121,14 @@ def test_the_example_for_who_comes_from_kafka_does_what_the_page_says(run: RunPa
 def test_what_the_page_about_groups_does_as_an_admin_is_what_it_says(
     cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = tmp_path / "groups.py"
-    script.write_text(examples("groups.md", "python")[-1])
-    runpy.run_path(str(script), {"servers": cluster.bootstrap})
-    assert capsys.readouterr().out.splitlines() == [
-        *("visitors Empty 0", "[]", "visits-0 0 0 None", "visits-1 0 0 None"),
+    cluster.create("clicks", 2)
+    printed = []
+    for number, example in enumerate(examples("groups.md", "python")):
+        script = tmp_path / f"groups_{number}.py"
+        script.write_text(example.replace("timeout=10.0", "timeout=0.1"))
+        runpy.run_path(str(script), {"servers": cluster.bootstrap})
+        printed.append(capsys.readouterr().out)
+    assert printed[:-1] == ["", ""], "there are no records, and nothing was polled"
+    assert printed[-1].splitlines() == [
+        *("reports Empty 0", "visitors Empty 0", "[]", "visits-0 0 0 None", "visits-1 0 0 None"),
     ]

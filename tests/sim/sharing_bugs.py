@@ -27,19 +27,19 @@ from tests.sim.kinds import has_sharing
 bug = partial(bugs.bug, quick=False, shows=has_sharing)
 
 
-@bug("35")
+@bug("46")
 def remove_who_has_not_heard_what_to_give_up(patch: Patch) -> None:
     """The answer was lost that says what to give up; the member reads on until its session ends, which is later."""
     patch.setattr(MemberValue, "revocation_ms", property(lambda self: self.rebalance_timeout_ms))
 
 
-@bug("35")
+@bug("46")
 def forget_that_nobody_has_heard_what_was_given_up(patch: Patch) -> None:
     """The next coordinator waits for it again, and removes a member that believes to have said so."""
     patch.setattr(Membership, "_note_revocation", lambda self, **_: None)
 
 
-@bug("39")
+@bug("43")
 def take_any_answer(patch: Patch) -> None:
     """KAFKA-14422: an answer that comes late moves the member back."""
 
@@ -49,13 +49,13 @@ def take_any_answer(patch: Patch) -> None:
     patch.setattr(Membership, "_counts", buggy)
 
 
-@bug("41")
+@bug("39")
 def read_on_after_the_session(patch: Patch) -> None:
     """A member that nobody answers keeps what it reads."""
     patch.setattr(Membership, "_check_time", lambda self, now_ms: None)
 
 
-@bug("41")
+@bug("45")
 def give_up_before_the_commit(patch: Patch) -> None:
     """librdkafka 5488: the commit comes after the partition has gone, and is refused."""
 
@@ -66,7 +66,7 @@ def give_up_before_the_commit(patch: Patch) -> None:
     patch.setattr(ConsumerMachine, "prepare", buggy)
 
 
-@bug("36")
+@bug("45")
 def commit_what_an_earlier_life_has_read(patch: Patch) -> None:
     """A member that was removed and has joined again commits the positions from before."""
     right = Membership.identity
@@ -78,7 +78,7 @@ def commit_what_an_earlier_life_has_read(patch: Patch) -> None:
     patch.setattr(Membership, "identity", buggy)
 
 
-@bug("48")
+@bug("47")
 def stop_at_a_partition_that_the_metadata_lacks(patch: Patch) -> None:
     """The group hears of a new partition before its members' metadata has it."""
     right = ConsumerMachine._check_partition
@@ -92,7 +92,7 @@ def stop_at_a_partition_that_the_metadata_lacks(patch: Patch) -> None:
     patch.setattr(ConsumerMachine, "_check_partition", buggy)
 
 
-@bug("32")
+@bug("48")
 def commit_the_same_again_and_again(patch: Patch) -> None:
     """Where a commit takes longer than the time between two, each is sent while the one before is under way."""
 
@@ -102,7 +102,7 @@ def commit_the_same_again_and_again(patch: Patch) -> None:
     patch.setattr(CommitQueue, "new", buggy)
 
 
-@bug("40")
+@bug("44")
 def answer_before_it_is_committed(patch: Patch) -> None:
     """A member is told what the next coordinator does not know."""
 
@@ -112,7 +112,7 @@ def answer_before_it_is_committed(patch: Patch) -> None:
     patch.setattr(GroupShards, "_answer", buggy)
 
 
-@bug("40")
+@bug("48")
 def hold_back_what_was_overtaken(patch: Patch) -> None:
     """A held heartbeat is forgotten when its member sends another one: nobody answers it."""
 
@@ -123,7 +123,7 @@ def hold_back_what_was_overtaken(patch: Patch) -> None:
     patch.setattr(GroupShards, "_overtake", buggy)
 
 
-@bug("37")
+@bug("41")
 def wake_nobody(patch: Patch) -> None:
     """What changes for a member whose heartbeat is held back, it hears when the time is over."""
     right = GroupShards._carry_out

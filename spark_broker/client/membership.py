@@ -303,7 +303,7 @@ class Membership:
         self._tries.ended(now_ms, recovered=True)
         if self._has_said_goodbye(sent) or not self._counts(sent):
             return
-        if now_ms - self._sent_ms >= self._about.session_timeout_ms or answer.sequence != self._sequence:
+        if now_ms - self._sent_ms >= self._about.session_timeout_ms:
             return
         before_ms, self._answered, self._alive_ms = self._alive_ms, True, self._sent_ms
         if answer.generation != self._generation or answer.member_epoch == JOIN_EPOCH:

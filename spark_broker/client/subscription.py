@@ -12,8 +12,13 @@ from spark_broker.client.membership import Membership
 from spark_broker.client.rebalance_listener import Listens, RebalanceListener, listener_of
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
+from spark_broker.errors import InvalidConfigError, InvalidRegularExpressionError, InvalidSubscriptionError
 from spark_broker.model import NAME_MAX
 from spark_broker.protocol.messages import MemberAbout
+
+TOPICS_MAX = 10_000
+PATTERN_MAX = 256
+"""What no coordinator takes (`core.groups`), is refused at once."""
 
 
 class Subscription(NamedTuple):
@@ -25,18 +30,29 @@ class Subscription(NamedTuple):
 
 
 def subscription_of(topics: Sequence[str] | str | None, pattern: str | None, listener: Listens | None) -> Subscription:
-    """What a caller hands in. Raises InvalidDataError and InvalidTopicError."""
+    """What a caller hands in. Raises InvalidDataError, InvalidTopicError, InvalidSubscriptionError and
+    InvalidRegularExpressionError.
+    """
+    names = () if topics is None else tuple(given.topic_names(topics))
+    if len(names) > TOPICS_MAX:
+        raise InvalidSubscriptionError(f"a subscription names {len(names):,} topics; {TOPICS_MAX:,} may be")
+    text = "" if pattern is None else given.text(pattern, "pattern")
+    if len(text) > PATTERN_MAX:
+        raise InvalidRegularExpressionError(f"a pattern of {len(text):,} characters; {PATTERN_MAX} may be")
     return Subscription(
-        () if topics is None else tuple(given.topic_names(topics)),
-        "" if pattern is None else given.text(pattern, "pattern"),
+        names,
+        text,
         None if listener is None else listener_of(listener),
     )
 
 
 def membership_of(config: ConsumerConfig, backoff: Backoff) -> Membership | None:
-    """The membership of a consumer that has not subscribed yet; None without a group."""
+    """The membership of a consumer that has not subscribed yet; None without a group. Raises InvalidConfigError."""
     if not config.group_id:
         return None
+    for name, value in (("group.instance.id", config.group_instance_id), ("client.rack", config.client_rack)):
+        if len(value) > NAME_MAX:
+            raise InvalidConfigError(f"{name} has {len(value):,} characters; {NAME_MAX} may be")
     about = MemberAbout(
         [],
         "",

@@ -8,7 +8,6 @@ from functools import partial
 
 from spark_broker.broker.coordinator_runtime import Led
 from spark_broker.broker.group_shards import GroupShards
-from spark_broker.broker.parked_heartbeats import ParkedKey
 from spark_broker.client.commit_queue import CommitQueue
 from spark_broker.client.consumer_effects import Offsets
 from spark_broker.client.consumer_machine import ConsumerMachine
@@ -110,17 +109,6 @@ def answer_before_it_is_committed(patch: Patch) -> None:
         self._outbox.append(lambda: reply(answer))  # type: ignore[operator]
 
     patch.setattr(GroupShards, "_answer", buggy)
-
-
-@bug("48")
-def hold_back_what_was_overtaken(patch: Patch) -> None:
-    """A held heartbeat is forgotten when its member sends another one: nobody answers it."""
-
-    def buggy(self: GroupShards, key: ParkedKey, sequence: int) -> None:
-        del sequence
-        self._parked.take(key)
-
-    patch.setattr(GroupShards, "_overtake", buggy)
 
 
 @bug("41")

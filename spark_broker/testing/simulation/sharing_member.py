@@ -26,6 +26,7 @@ from spark_broker.testing.history import Assigned, Gone, OffsetsCommitted, Revok
 from spark_broker.testing.simulation.consumer import CONFIG, SimConsumer
 from spark_broker.testing.simulation.group_member import ask_coordinator, error_of
 from spark_broker.testing.simulation.trace import TraceKind
+from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.sharing import Sharing
@@ -63,6 +64,7 @@ class SimSharingMember(SimConsumer):
         self._owned: frozenset[Key] = frozenset()  # as the history has it
         self._leaving = False  # it polls no more
         self._has_left = False
+        self._commit_failed = False  # the last one
 
     keeps_its_place = False  # A partition may come back, and then it begins at the group's place.
 
@@ -202,6 +204,7 @@ class SimSharingMember(SimConsumer):
             self._commit_ended(commit, error)
 
     def _commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None) -> None:
+        self._commit_failed = error is not None
         self.machine.commit_ended(commit, error)
         self.advance()
 
@@ -260,7 +263,20 @@ class SimSharingMember(SimConsumer):
             self.world.history.add(Assigned(self.name, partitions, self.membership.epoch))
         self._owned |= taken
 
+    def _check_given_up(self, change: Change) -> None:
+        """A clean hand-over: where a coordinator answers, the next member begins where this one ends."""
+        uncommitted = self.machine.uncommitted_positions().keys() & set(change.partitions)
+        if uncommitted and not self._commit_failed:
+            raise ViolationError("positions are committed before they are given up", f"{self}: {uncommitted}")
+
+    def _polled(self, tp: TopicPartition, base_offset: int, values: tuple[bytes, ...]) -> None:
+        if self.membership.is_over(self.now_ms):
+            raise ViolationError("who may be removed reads no more", f"{self} reads {base_offset} of {tp}")
+        super()._polled(tp, base_offset, values)
+
     def _note_given_up(self, change: Change) -> None:
+        if change.kind is ChangeKind.REVOKED:
+            self._check_given_up(change)
         if change.kind is not ChangeKind.ASSIGNED and change.partitions:
             self.world.history.add(Revoked(self.name, change.partitions, lost=change.kind is ChangeKind.LOST))
             self._owned -= change.keys

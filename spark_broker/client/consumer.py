@@ -215,7 +215,6 @@ class Consumer(OfOneProcess):
         self._committing.when_due()
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         try:
-            self._machine.polling(self._threads.now_ms())
             batches = self._polled(deadline)
             self._machine.polled(self._threads.now_ms())
             # From here to the return no signal is handled: either the caller gets the batches, or they are taken back.
@@ -238,7 +237,7 @@ class Consumer(OfOneProcess):
     def _polled_unless_rebalancing(self, deadline: Deadline) -> list[ConsumedBatch] | None:
         """None: partitions come or go before anything else is handed out."""
         with self._lock:
-            while not self._rebalancing.is_due:
+            while not self._rebalances():
                 batches, moved = self._poll_now()
                 if moved:
                     self._tell_of_errors()
@@ -250,6 +249,13 @@ class Consumer(OfOneProcess):
                 self._threads.wait(deadline.remaining_s)
                 self._check_open()
         return None
+
+    def _rebalances(self) -> bool:
+        """Under the lock. Whether partitions come or go first. A process that stood still for long notices it here."""
+        if self._group is None:
+            return False
+        self._machine.polling(self._threads.now_ms())
+        return self._rebalancing.is_due
 
     def _tell_of_errors(self) -> None:
         """Under the lock. Log each partition that stands still while others are read, once."""
@@ -281,7 +287,6 @@ class Consumer(OfOneProcess):
             self._committing.when_due()
             last = record
             try:
-                self._machine.polling(self._threads.now_ms())
                 if self._rebalancing.is_due:
                     self._rebalancing.refuse_while_telling()
                     self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))
@@ -292,7 +297,8 @@ class Consumer(OfOneProcess):
                     self._machine.take_record_back(last)
                 raise
             if record is not None:
-                self._machine.polled(self._threads.now_ms())
+                if self._group is not None:
+                    self._machine.polled(self._threads.now_ms())
                 yield record
 
     def _next_record(self) -> ConsumedRecord | None:
@@ -300,7 +306,7 @@ class Consumer(OfOneProcess):
         come or go first.
         """
         idle = Deadline.after_ms(ERROR_AFTER_S * 1000)
-        while not self._machine.closed and not self._rebalancing.is_due:
+        while not self._machine.closed and not self._rebalances():
             try:
                 record, has_room = self._machine.next_record()
             except LogTruncationError:

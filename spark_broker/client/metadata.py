@@ -196,7 +196,12 @@ class ClusterMetadata:
         grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
         attempt = 0
         while True:
-            view = self.refresh(deadline).topic(name)
+            try:
+                view = self.refresh(deadline).topic(name)
+            except RequestTimedOutError:
+                if attempt and self._lagging and deadline.expired:  # it is not the last, short attempt that tells why
+                    raise _unknown(name, None, lagging=True) from None
+                raise
             if view is not None and partition < len(view.partitions):
                 return view
             wait_s = self.backoff.wait_s(attempt)

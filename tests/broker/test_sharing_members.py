@@ -38,8 +38,10 @@ def test_members_that_come_and_go_share_one_owner_at_a_time(
     writer = RecordingWriter(recorder, servers, TOPIC, PARTITIONS, interval_s=0.02)
 
     def have_come_and_gone() -> bool:
-        lost = Counter(e.lost for e in recorder.history().events if isinstance(e, Revoked))
-        return process.kills >= 2 and min(m.lives for m in members) >= 2 and min(lost[True], lost[False]) >= 2
+        events = recorder.history().events
+        lost = Counter(e.lost for e in events if isinstance(e, Revoked))
+        gone = sum(isinstance(e, Gone) for e in events)
+        return gone >= 2 and min(m.lives for m in members) >= 2 and min(lost[True], lost[False]) >= 2
 
     clients: list[RecordingWriter | ClientThread] = [writer, *members, process]
     with ExitStack() as running:
@@ -55,5 +57,5 @@ def test_members_that_come_and_go_share_one_owner_at_a_time(
     result = check_history(history)
     assert result.ok, explain(history, result)
     kinds = Counter(type(event) for event in history.events)
-    assert kinds[Gone] == process.kills
+    assert 2 <= kinds[Gone] <= process.kills, "one that is killed before it has joined owned nothing"
     assert min(kinds[kind] for kind in (Assigned, Polled, OffsetsCommitted)) > 10

@@ -216,14 +216,12 @@ class Consumer(OfOneProcess):
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         try:
             batches = self._polled(deadline)
-            self._machine.polled(self._threads.now_ms())
             # From here to the return no signal is handled: either the caller gets the batches, or they are taken back.
             self._machine.handed = ()
             return batches
         except BaseException:
             with self._lock:
                 self._machine.take_back()
-                self._machine.polled(self._threads.now_ms())
             raise
 
     def _polled(self, deadline: Deadline) -> list[ConsumedBatch]:
@@ -237,7 +235,7 @@ class Consumer(OfOneProcess):
     def _polled_unless_rebalancing(self, deadline: Deadline) -> list[ConsumedBatch] | None:
         """None: partitions come or go before anything else is handed out."""
         with self._lock:
-            while not self._rebalances():
+            while self._group is None or not self._rebalancing.comes_first():
                 batches, moved = self._poll_now()
                 if moved:
                     self._tell_of_errors()
@@ -246,16 +244,9 @@ class Consumer(OfOneProcess):
                     self._machine.raise_error()
                 if deadline.expired:
                     return batches
-                self._threads.wait(deadline.remaining_s)
+                self._rebalancing.wait(deadline.remaining_s)
                 self._check_open()
         return None
-
-    def _rebalances(self) -> bool:
-        """Under the lock. Whether partitions come or go first. A process that stood still for long notices it here."""
-        if self._group is None:
-            return False
-        self._machine.polling(self._threads.now_ms())
-        return self._rebalancing.is_due
 
     def _tell_of_errors(self) -> None:
         """Under the lock. Log each partition that stands still while others are read, once."""
@@ -287,18 +278,16 @@ class Consumer(OfOneProcess):
             self._committing.when_due()
             last = record
             try:
-                if self._rebalancing.is_due:
-                    self._rebalancing.refuse_while_telling()
-                    self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))
                 with self._lock:
                     record = self._next_record()
+                if record is None and self._rebalancing.is_due:
+                    self._rebalancing.refuse_while_telling()
+                    self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))
             except BaseException:
                 with self._lock:
                     self._machine.take_record_back(last)
                 raise
             if record is not None:
-                if self._group is not None:
-                    self._machine.polled(self._threads.now_ms())
                 yield record
 
     def _next_record(self) -> ConsumedRecord | None:
@@ -306,7 +295,7 @@ class Consumer(OfOneProcess):
         come or go first.
         """
         idle = Deadline.after_ms(ERROR_AFTER_S * 1000)
-        while not self._machine.closed and not self._rebalances():
+        while not self._machine.closed and (self._group is None or not self._rebalancing.comes_first()):
             try:
                 record, has_room = self._machine.next_record()
             except LogTruncationError:
@@ -322,7 +311,7 @@ class Consumer(OfOneProcess):
             if idle.expired or self._machine.stands_still:
                 self._machine.raise_error()
             soon_s = ERROR_AFTER_S if self._machine.errors() else LONGEST_WAIT_S
-            self._threads.wait(min(soon_s, LONGEST_WAIT_S if due_in_s is None else due_in_s))
+            self._rebalancing.wait(min(soon_s, LONGEST_WAIT_S if due_in_s is None else due_in_s))
         return None
 
     def position(self, partition: TopicPartition) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from spark_broker.client.consumer_machine import ConsumerMachine
@@ -20,6 +21,9 @@ from spark_broker.errors import InvariantError, ReentrantCallError
 
 _log = logging.getLogger(__name__)
 
+NOTE_S = 0.05
+"""A poll is noted for max.poll.interval.ms at most this often: records come a million a second."""
+
 LEAVE_WAIT_S = 2.0
 """How long a consumer that leaves waits for the answer. Without it, its partitions move when its session ends."""
 
@@ -32,6 +36,7 @@ class Rebalancing:
     ) -> None:
         self.listener = RebalanceListener()
         self.telling = False
+        self._noted_s = 0.0  # when the last poll was noted
         self._machine = machine
         self._threads = threads
         self._config = config
@@ -48,6 +53,26 @@ class Rebalancing:
         """Whether there is something to carry out before the next record."""
         group = self._machine.group
         return group is not None and group.is_changing
+
+    def comes_first(self) -> bool:
+        """Under the lock, before each record: whether partitions come or go first. The caller has polled by this, which
+        is noted from time to time. A process that stood still for long notices it here.
+        """
+        now_s = time.monotonic()
+        if now_s - self._noted_s > NOTE_S:
+            self._noted_s = now_s
+            self._machine.polling(now_s * 1000)
+            self._machine.polled(now_s * 1000)
+        return self.is_due
+
+    def wait(self, timeout_s: float) -> None:
+        """Under the lock. Wait for records, or for a change. However long that takes, the caller polls."""
+        self._machine.polling(self._threads.now_ms())
+        try:
+            self._threads.wait(timeout_s)
+        finally:
+            self._machine.polling(self._threads.now_ms())
+            self._machine.polled(self._threads.now_ms())
 
     def refuse_while_telling(self) -> None:
         """Raises ReentrantCallError in a call of the listener."""

@@ -1,5 +1,8 @@
-"""Known bugs of groups whose members share partitions, put back for the simulator. Random schedules of the core alone
-find more of them (`tests/unit/core/groups/test_group_sensitivity.py`).
+"""Known bugs of groups whose members share partitions, put back for the simulator.
+
+Random schedules of the core alone find more of them (`tests/unit/core/groups/test_group_sensitivity.py`). The rules
+that a member keeps by itself are in `tests/unit/test_membership.py`: a commit of an earlier life, and a revocation that
+no answer has confirmed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from spark_broker.core.groups.machine import GroupShard
 from spark_broker.core.groups.records import MemberValue
 from spark_broker.core.groups.requests import Decision
 from spark_broker.errors import UnknownTopicOrPartitionError
-from spark_broker.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+from spark_broker.model import OffsetAndMetadata, TopicPartition
 from tests.sim import bugs
 from tests.sim.bugs import Patch
 from tests.sim.kinds import has_sharing
@@ -30,12 +33,6 @@ bug = partial(bugs.bug, quick=False, shows=has_sharing)
 def remove_who_has_not_heard_what_to_give_up(patch: Patch) -> None:
     """The answer was lost that says what to give up; the member reads on until its session ends, which is later."""
     patch.setattr(MemberValue, "revocation_ms", property(lambda self: self.rebalance_timeout_ms))
-
-
-@bug("46")
-def forget_that_nobody_has_heard_what_was_given_up(patch: Patch) -> None:
-    """The next coordinator waits for it again, and removes a member that believes to have said so."""
-    patch.setattr(Membership, "_note_revocation", lambda self, **_: None)
 
 
 @bug("43")
@@ -63,18 +60,6 @@ def give_up_before_the_commit(patch: Patch) -> None:
         return True
 
     patch.setattr(ConsumerMachine, "prepare", buggy)
-
-
-@bug("45")
-def commit_what_an_earlier_life_has_read(patch: Patch) -> None:
-    """A member that was removed and has joined again commits the positions from before."""
-    right = Membership.identity
-
-    def buggy(self: Membership, life: int | None = None) -> GroupMetadata:
-        del life
-        return right(self)
-
-    patch.setattr(Membership, "identity", buggy)
 
 
 @bug("47")

@@ -238,7 +238,7 @@ class GroupCoordinator(GroupShards):
                 self._answer(led, reply, error)
             else:
                 self._carry_out(led, decision)
-                self._overtake(key, beat.sequence)
+                self._overtake(led, key, beat.sequence)
                 parked = Parked(beat.sequence, reply, self._clock.boottime_ms() + self._hold_ms(led, key))
                 self._answer_heartbeat(led, key, parked, decision.answer)
 

@@ -166,7 +166,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
                 # A failed disk has stopped the partition already. Anything else is tried again.
                 logger.debug("%s: what is due waits: %s", led.partition, error)
         for key, parked in list(self._parked.take_due(self._clock.boottime_ms())):
-            self._resume(key, parked)
+            self._resume(self._shards.get(key.number), key, parked)
 
     def _has_open_transaction(self, led: Led[GroupShard]) -> Callable[[str], bool]:
         return lambda group_id: led.shard.state.undecided.of(group_id) is not None
@@ -226,7 +226,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
                         key = ParkedKey(led.number, group_id, member_id)
                         parked = self._parked.take(key)
                         if parked is not None:
-                            self._events.append(partial(self._resume, key, parked))
+                            self._events.append(partial(self._resume, led, key, parked))
 
     def _compute_target(self, led: Led[GroupShard], effect: ComputeTarget) -> None:
         """Runs where `compute` has it run."""
@@ -242,10 +242,12 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         except SparkBrokerError as error:
             logger.debug("%s: the next leader of the shard makes the target: %s", led.partition, error)
 
-    def _resume(self, key: ParkedKey, parked: Parked) -> None:
-        """Event: something changed for a member whose heartbeat is held back, or it was held back long enough."""
-        led = self._shards.get(key.number)
-        if led is None:
+    def _resume(self, led: Led[GroupShard] | None, key: ParkedKey, parked: Parked) -> None:
+        """Event: something changed for a member whose heartbeat is held back, or it was held back long enough.
+
+        A shard that was loaded since has not heard the heartbeat.
+        """
+        if led is None or self._shards.get(key.number) is not led:
             self._outbox.append(partial(parked.reply, _moved()))
             return
         try:
@@ -256,13 +258,13 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         else:
             self._answer_heartbeat(led, key, parked, decision.answer)
 
-    def _overtake(self, key: ParkedKey, sequence: int) -> None:
+    def _overtake(self, led: Led[GroupShard], key: ParkedKey, sequence: int) -> None:
         """A member has sent another heartbeat: nobody waits for the answer to the one before."""
         before = self._parked.take(key)
         if before is not None and before.sequence > sequence:
             self._parked.park(key, before)
         elif before is not None:
-            self._events.append(partial(self._resume, key, replace(before, due_ms=0)))
+            self._events.append(partial(self._resume, led, key, replace(before, due_ms=0)))
 
     def _hold_ms(self, led: Led[GroupShard], key: ParkedKey) -> int:
         """How long an answer may be held back."""

@@ -58,7 +58,7 @@ class Invariants:
         if self._seen_images.get(process.name) is not image:
             self._seen_images[process.name] = image
             self._check_prefix(process, image)
-            self._forget_dropped(process, image)
+            self.forget_dropped(process)
         self._check_damage(process)
         for partition in process.manager.partitions():
             replica = partition.replica
@@ -471,10 +471,10 @@ class Invariants:
         topic = self.image.topics.get(key[0])
         return f"{topic.name if topic else key[0]}-{key[1]}"
 
-    def _forget_dropped(self, process: BrokerProcess, image: MetadataImage) -> None:
-        """A process that hears of a move late drops its replica late, perhaps when it is to have one again."""
+    def forget_dropped(self, process: BrokerProcess) -> None:
+        """A process that hears of a move late drops its replica late, perhaps when it is to have one again, or dies."""
         for number, key in list(self.shadows):
-            state = image.partition(*key)
+            state = process.manager.image.partition(*key)
             if number != process.machine.number or state is None:
                 continue
             if process.machine.broker_id in state.replicas and process.manager.find(*key) is not None:

@@ -320,6 +320,8 @@ class World:
         self._kill(client, silently=False)
 
     def _kill(self, process: NetworkNode, *, silently: bool) -> None:
+        if isinstance(process, BrokerProcess):
+            self.invariants.forget_dropped(process)
         process.alive = False
         process.backlog.clear()
         self.network.process_died(process, silently=silently)

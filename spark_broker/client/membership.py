@@ -54,6 +54,9 @@ HELD_MAX_MS = 60_000
 WAITING_INTERVAL_MS = 1000
 """Heartbeats while the caller has not carried out an assignment yet: there is nothing to say before it does."""
 
+JOIN_WAIT_MS = 500
+"""How long a member that leaves waits for the answer to its join. The coordinator may hold that back."""
+
 REFUSED_PAUSE_MS = 1000
 """After an error that will not pass by itself. The caller hears of it, and may change something."""
 
@@ -121,7 +124,7 @@ class Membership:
         self._in_poll = False
         self._sent_ms = self._alive_ms = 0.0
         self._revokes_since_ms = NEVER_MS  # it has to give something up, and no answer has confirmed that it did
-        self._due_ms = self._joins_since_ms = 0.0
+        self._due_ms = self._joins_since_ms = self._leaves_since_ms = 0.0
         self._poll_deadline_ms = NEVER_MS
         self._tries = Tries(backoff)
 
@@ -192,6 +195,7 @@ class Membership:
             self._go(MemberPhase.OUT)
         elif self.phase is MemberPhase.IN:
             self._go(MemberPhase.LEAVING)
+            self._leaves_since_ms = now_ms
             self._farewell = self._goodbye(AWAY_EPOCH if self.instance_id else LEAVE_EPOCH, reason)
 
     def identity(self, life: int | None = None) -> GroupMetadata:
@@ -229,6 +233,8 @@ class Membership:
         if len(self._in_flight) >= IN_FLIGHT_MAX or now_ms < self._tries.next_ms:
             return None
         if self._farewell is not None:
+            if now_ms < self._farewell_ms():
+                return None
             farewell, self._farewell = self._farewell, None
             return self._send(farewell, now_ms)
         if self.phase is not MemberPhase.IN:
@@ -240,7 +246,7 @@ class Membership:
     def wake_ms(self) -> float:
         """When to ask for the next heartbeat at the latest."""
         if self._farewell is not None:
-            return NEVER_MS if len(self._in_flight) >= IN_FLIGHT_MAX else self._tries.next_ms
+            return NEVER_MS if len(self._in_flight) >= IN_FLIGHT_MAX else max(self._tries.next_ms, self._farewell_ms())
         if self.phase is not MemberPhase.IN:
             return NEVER_MS
         next_ms = NEVER_MS
@@ -250,6 +256,11 @@ class Membership:
             elif self._sequence not in self._in_flight:
                 next_ms = max(self._due_ms, self._tries.next_ms)
         return min(next_ms, self._poll_deadline_ms, *self._ends_ms())
+
+    def _farewell_ms(self) -> float:
+        """When to say goodbye. A join that is under way would overtake it, and the member would be there again."""
+        joins = self.phase is MemberPhase.LEAVING and self.epoch == JOIN_EPOCH and bool(self._in_flight)
+        return self._leaves_since_ms + JOIN_WAIT_MS if joins else 0.0
 
     def _heartbeat(self) -> ConsumerGroupHeartbeatRequest:
         says_all = self._says_all or not self._answered or self.epoch == JOIN_EPOCH

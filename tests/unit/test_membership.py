@@ -337,6 +337,25 @@ def test_it_leaves_and_says_so_again_when_nobody_has_heard(instance_id: str, epo
     assert rig.silent()
 
 
+def test_whoever_leaves_before_its_join_is_answered_waits_for_that(rig: Rig) -> None:
+    """The join would come after the goodbye, and the member would be there until its session ends."""
+    join = rig.sent()
+    rig.member.leave(rig.now_ms)
+    assert rig.silent()
+    rig.answer(join, 1, 0)
+    assert rig.sent().request.member_epoch == -1
+
+
+def test_it_does_not_wait_for_a_join_that_is_held_back(rig: Rig) -> None:
+    rig.sent()
+    rig.member.leave(rig.now_ms)
+    rig.later(499)
+    assert rig.silent()
+    rig.later(1)
+    assert rig.member.wake_ms() <= rig.now_ms
+    assert rig.sent().request.member_epoch == -1
+
+
 def test_whoever_waits_to_carry_out_an_assignment_has_little_to_say(rig: Rig) -> None:
     rig.answer(rig.sent(), 1, 0)
     rig.later(999)

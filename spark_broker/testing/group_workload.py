@@ -128,6 +128,7 @@ class SharingMember(ClientThread):
         self._owned: set[TopicPartition] = set()
         self._read: dict[TopicPartition, int] = {}  # the next offset, of what is not committed yet
         self._given_up: dict[TopicPartition, int] = {}  # what was committed of partitions that went to others
+        self._gave_up_as = self._identity  # A later epoch may be one in which a partition has come back.
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
@@ -146,7 +147,7 @@ class SharingMember(ClientThread):
         try:
             self._commit(consumer, list(self._read))
             given_up, self._given_up = self._given_up, {}
-            self._commit_late(given_up, consumer.group_metadata())
+            self._commit_late(given_up, self._gave_up_as)
         except MEMBER_IS_GONE as error:
             self.errors.append(error)  # The next poll tells the listener.
         if fate > 1 - self._sharing.leaves:
@@ -203,6 +204,7 @@ class SharingMember(ClientThread):
         lost = False
         offsets = {partition: self._read[partition] for partition in partitions if partition in self._read}
         try:
+            self._gave_up_as = consumer.group_metadata()
             self._commit(consumer, partitions)
             self._given_up |= offsets
         except MEMBER_IS_GONE as error:

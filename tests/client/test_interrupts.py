@@ -20,6 +20,9 @@ from tests.client.fake_broker import FakeCluster
 
 ROUNDS = 150
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""Where the signal comes in the callback of a weak reference, Python itself throws away what its handler raises."""
+
 
 class Stop(BaseException):
     """As KeyboardInterrupt: no `except Exception` stops it."""

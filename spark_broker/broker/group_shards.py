@@ -42,6 +42,7 @@ from spark_broker.core.groups.requests import (
     Now,
     TargetReady,
     Wake,
+    held_at_most_ms,
 )
 from spark_broker.core.groups.topics import Topics
 from spark_broker.errors import (
@@ -59,9 +60,6 @@ LOADS_BITS = 24
 
 WAITING_MAX = 20_000
 """Requests that may wait at a time for what they have appended; beyond it, they are refused."""
-
-HELD_MAX_MS = 60_000
-"""No answer to a heartbeat is held back for longer."""
 
 READ_BARRIER = encode_record(OldCommit(OldOffsetKey("", "", 0), OldOffsetValue(0, -1, "")))
 """A record of no group. A coordinator appends it to learn whether it still leads: once the record is committed, no
@@ -269,7 +267,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
     def _hold_ms(self, led: Led[GroupShard], key: ParkedKey) -> int:
         """How long an answer may be held back."""
         member = led.shard.state.group(key.group_id).members.get(key.member_id)
-        return 0 if member is None else min(member.session_timeout_ms // 3, HELD_MAX_MS)
+        return 0 if member is None else held_at_most_ms(member.session_timeout_ms)
 
     def _answer_heartbeat(self, led: Led[GroupShard], key: ParkedKey, parked: Parked, answer: HeartbeatAnswer) -> None:
         """Answer now, or hold the answer back while the member has nothing to do."""

@@ -6,13 +6,13 @@ from contextlib import nullcontext
 
 from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.group_coordinator import GroupCoordinator
-from spark_broker.broker.group_shards import HELD_MAX_MS
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Reply
 from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn, keep_on
 from spark_broker.broker.requests import COMMIT_TIMEOUT_MS, BrokerRequests
 from spark_broker.broker.slow import SLOW
 from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, TransactionRequests, TransactionService
+from spark_broker.core.groups.requests import HELD_MAX_MS
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     CallRequest,

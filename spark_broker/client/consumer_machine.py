@@ -88,7 +88,7 @@ class ConsumerMachine:
         self.group: GroupReading | None = None
         if membership is not None:
             parts = (self.partitions, self._forget, self._add, self._partitions_of)
-            self.group = GroupReading(membership, *parts, self._reset)
+            self.group = GroupReading(membership, *parts, self._reset, self._sought)
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
@@ -115,7 +115,10 @@ class ConsumerMachine:
 
     def unsubscribe(self) -> None:
         """Read nothing. A member has left its group before."""
-        self.topics, self.pattern, self._sought = set(), "", {}
+        self.topics, self.pattern = set(), ""
+        self._sought.clear()
+        if self.group is not None:
+            self.group.sought_any = None
         for tp in list(self.partitions):
             self._forget(tp)
         self.reading_changed()
@@ -136,7 +139,8 @@ class ConsumerMachine:
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that stay keep their positions."""
-        self.topics, self._sought = set(), {}
+        self.topics = set()
+        self._sought.clear()
         assigned = dict.fromkeys(partitions)
         for tp in [tp for tp in self.partitions if tp not in assigned]:
             self._forget(tp)
@@ -192,8 +196,7 @@ class ConsumerMachine:
     def seek_all_to(self, start: Start) -> None:
         """The same for every partition, also for those that are not known yet."""
         known = {tp.topic for tp in self.partitions}
-        sought = self._sought if self.group is None else self.group.sought
-        sought.update(dict.fromkeys(self.topics - known, start))
+        self._sought.update(dict.fromkeys(self.topics - known, start))
         if self.group is not None and self.pattern and not known:
             self.group.sought_any = start
         for tp in self.partitions:

@@ -38,7 +38,8 @@ class Change:
 
 @dataclass(slots=True)
 class GroupReading:
-    """Of one consumer. `positions` are the consumer's; `add` begins the reading of one, and `forget` ends it.
+    """Of one consumer, whose `positions` and `sought` these are. `add` begins the reading of a partition, and `forget`
+    ends it.
 
     `known_counts`: how many partitions a topic had when it was first read here. Those with a higher number were added
     later, and are read from their first record.
@@ -50,7 +51,7 @@ class GroupReading:
     add: Callable[[PartitionPosition], None]
     partitions_of: Callable[[str], int]
     reset: Start
-    sought: dict[str, Start] = field(default_factory=dict)
+    sought: dict[str, Start]
     sought_any: Start | None = None  # every topic that a pattern finds first
     known_counts: dict[str, int] = field(default_factory=dict)
     has_listener: bool = False

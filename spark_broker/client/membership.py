@@ -21,7 +21,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+import msgspec
+
 from spark_broker.client.retry import Backoff, Tries
+from spark_broker.core.groups.records import revocation_ms
+from spark_broker.core.groups.requests import held_at_most_ms
+from spark_broker.core.groups.state import AWAY_EPOCH, JOIN_EPOCH, LEAVE_EPOCH
 from spark_broker.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
@@ -41,15 +46,8 @@ from spark_broker.protocol.messages import (
 Key: TypeAlias = tuple[str, int]
 """Topic id and partition. A topic that is created again has another id."""
 
-JOIN_EPOCH = 0
-LEAVE_EPOCH = -1
-AWAY_EPOCH = -2
-
 IN_FLIGHT_MAX = 2
 """Heartbeats at a time: one may be held back by the coordinator while there is something new to say."""
-
-HELD_MAX_MS = 60_000
-"""No coordinator holds an answer back for longer."""
 
 WAITING_INTERVAL_MS = 1000
 """Heartbeats while the caller has not carried out an assignment yet: there is nothing to say before it does."""
@@ -72,7 +70,7 @@ class MemberPhase(Enum):
 
 TRANSITIONS: Mapping[MemberPhase, frozenset[MemberPhase]] = {
     MemberPhase.OUT: frozenset({MemberPhase.IN}),
-    MemberPhase.IN: frozenset({MemberPhase.LOST, MemberPhase.LEAVING, MemberPhase.OUT}),
+    MemberPhase.IN: frozenset({MemberPhase.LOST, MemberPhase.LEAVING}),
     MemberPhase.LOST: frozenset({MemberPhase.IN, MemberPhase.OUT}),
     MemberPhase.LEAVING: frozenset({MemberPhase.OUT}),
 }
@@ -132,17 +130,7 @@ class Membership:
 
     def subscribe(self, topics: Iterable[str], pattern: str, now_ms: float) -> None:
         """Read these topics, or those that match, from now on."""
-        about = self._about
-        self._about = MemberAbout(
-            sorted(set(topics)),
-            pattern,
-            about.rack,
-            about.client_id,
-            about.host,
-            about.session_timeout_ms,
-            about.rebalance_timeout_ms,
-            about.assignor,
-        )
+        self._about = msgspec.structs.replace(self._about, topics=sorted(set(topics)), pattern=pattern)
         self._say_all()
         if self.phase is MemberPhase.OUT:
             self._join(now_ms)
@@ -288,16 +276,14 @@ class Membership:
             epoch,
             self._sequence,
             self._generation,
-            None,
-            None,
-            self.instance_id,
-            reason,
+            instance_id=self.instance_id,
+            reason=reason,
         )
 
     def _send(self, request: ConsumerGroupHeartbeatRequest, now_ms: float) -> SendHeartbeat:
         self._in_flight[request.sequence] = request.member_id
         session_ms = self._about.session_timeout_ms
-        held_ms = 0.0 if request.member_epoch < JOIN_EPOCH else min(session_ms / 3, HELD_MAX_MS)
+        held_ms = 0 if request.member_epoch < JOIN_EPOCH else held_at_most_ms(session_ms)
         if request.sequence == self._sequence:
             self._sent_ms = now_ms
         return SendHeartbeat(request, held_ms + min(max(session_ms / 6, 500), 2000))
@@ -403,8 +389,8 @@ class Membership:
         that only joins has nothing to lose.
         """
         about = self._about
-        late_ms = self._revokes_since_ms + max(about.rebalance_timeout_ms, about.session_timeout_ms)
-        over_ms = self._alive_ms + self._about.session_timeout_ms
+        late_ms = self._revokes_since_ms + revocation_ms(about.session_timeout_ms, about.rebalance_timeout_ms)
+        over_ms = self._alive_ms + about.session_timeout_ms
         return over_ms if self.epoch > JOIN_EPOCH else NEVER_MS, late_ms
 
     def _check_time(self, now_ms: float) -> None:

@@ -12,13 +12,11 @@ from spark_broker.client.membership import Membership
 from spark_broker.client.rebalance_listener import Listens, RebalanceListener, listener_of
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
+from spark_broker.core.groups.patterns import LENGTH_MAX
+from spark_broker.core.groups.requests import TOPICS_MAX
 from spark_broker.errors import InvalidConfigError, InvalidRegularExpressionError, InvalidSubscriptionError
 from spark_broker.model import NAME_MAX
 from spark_broker.protocol.messages import MemberAbout
-
-TOPICS_MAX = 10_000
-PATTERN_MAX = 256
-"""What no coordinator takes (`core.groups`), is refused at once."""
 
 
 class Subscription(NamedTuple):
@@ -37,8 +35,8 @@ def subscription_of(topics: Sequence[str] | str | None, pattern: str | None, lis
     if len(names) > TOPICS_MAX:
         raise InvalidSubscriptionError(f"a subscription names {len(names):,} topics; {TOPICS_MAX:,} may be")
     text = "" if pattern is None else given.text(pattern, "pattern")
-    if len(text) > PATTERN_MAX:
-        raise InvalidRegularExpressionError(f"a pattern of {len(text):,} characters; {PATTERN_MAX} may be")
+    if len(text) > LENGTH_MAX:
+        raise InvalidRegularExpressionError(f"a pattern of {len(text):,} characters; {LENGTH_MAX} may be")
     return Subscription(
         names,
         text,

@@ -20,7 +20,9 @@ from tests.client.fake_broker import FakeCluster
 
 ROUNDS = 150
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function WeakSet:pytest.PytestUnraisableExceptionWarning"
+)
 """Where the signal comes in the callback of a weak reference, Python itself throws away what its handler raises."""
 
 

@@ -97,6 +97,13 @@ class GroupValue(Value, frozen=True):
     rebalances: tuple[Rebalance, ...] = ()
 
 
+def revocation_ms(session_timeout_ms: int, rebalance_timeout_ms: int) -> int:
+    """How long a member has to give up what it is told to. One that has not heard of it reads on until its session
+    ends, so it is no shorter than that.
+    """
+    return max(rebalance_timeout_ms, session_timeout_ms)
+
+
 class MemberValue(Value, frozen=True):
     """What a member says about itself. It subscribes to `topics` (names, sorted) or to a `pattern`, or to both.
 
@@ -116,10 +123,8 @@ class MemberValue(Value, frozen=True):
 
     @property
     def revocation_ms(self) -> int:
-        """How long the member has to give up what it is told to. A member that has not heard of it reads on until its
-        session ends, so it is no shorter than that.
-        """
-        return max(self.rebalance_timeout_ms, self.session_timeout_ms)
+        """Of this member."""
+        return revocation_ms(self.session_timeout_ms, self.rebalance_timeout_ms)
 
 
 class TargetEpochValue(Value, frozen=True):

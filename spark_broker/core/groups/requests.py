@@ -27,6 +27,9 @@ A_co = TypeVar("A_co", covariant=True)
 TOPICS_MAX = 10_000
 REASON_MAX = 255
 METADATA_MAX = 4096
+HELD_MAX_MS = 60_000
+"""No answer to a heartbeat is held back for longer."""
+
 NO_MEMBER = ""
 NO_GENERATION = -1
 
@@ -114,6 +117,11 @@ class Heartbeat:
             _check_about(self.about, settings)
             if self.about.instance_id != self.instance_id:
                 raise InvalidRequestError("a heartbeat with two instance ids")
+
+
+def held_at_most_ms(session_timeout_ms: int) -> int:
+    """How long the answer to a heartbeat may be held back."""
+    return min(session_timeout_ms // 3, HELD_MAX_MS)
 
 
 def check_names(group_id: str, member_id: str | None = None) -> None:

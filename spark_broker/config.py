@@ -389,11 +389,6 @@ class ClusterConfig(Config):
     transaction_state_log_min_isr: int = setting(
         2, "min.insync.replicas of __transaction_state, when it is first made.", at_least(1)
     )
-    transaction_state_log_snapshot_records: int = setting(
-        10_000,
-        "Records in a partition of __transaction_state after which its live transactions are written as one snapshot.",
-        at_least(1),
-    )
     transaction_max_timeout_ms: int = setting(
         900_000, "Largest transaction.timeout.ms that a client may ask for.", between(1, INT32_MAX)
     )

@@ -41,9 +41,8 @@ S = TypeVar("S")
 class Led(Generic[S]):
     """A partition that this broker leads, and its shard, in one leadership.
 
-    `appended`: how many appends there were; `committed`: how many of them, the first ones, are committed. `rows`: of
-    the log that was replayed, and of the appends. `read_to`: the log was read up to this offset. Invariant: until it is
-    unloaded, only the shard appends rows.
+    `appended`: how many appends there were; `committed`: how many of them, the first ones, are committed. `read_to`:
+    the log was read up to this offset. Invariant: until it is unloaded, only the shard appends rows.
     """
 
     def __init__(self, number: int, partition: Partition, leader_epoch: int, shard: S) -> None:
@@ -53,7 +52,6 @@ class Led(Generic[S]):
         self.shard = shard
         self.appended = 0
         self.committed = 0
-        self.rows = 0
         self.read_to = 0
 
     def is_current(self, partition: Partition) -> bool:
@@ -228,7 +226,6 @@ class CoordinatorRuntime(ABC, Generic[S]):
         message = encode_rows(rows, topic.schemas[-1], topic.schema_id, self._clock.wall_ms())
         led.partition.append(Append(message, led.leader_epoch, ACKS_ALL, topic.schema_id, FOR_EVER_MS), append)
         led.appended += 1
-        led.rows += len(rows)
         return append
 
     def append_committed(self, led: Led[S], count: int) -> None:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.compaction import AbandonedError, PartitionCompaction, PassLimits
+from spark_broker.broker.internal_records import rows_of
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
+from spark_broker.core.transaction_changes import is_old_change
+from spark_broker.errors import (
+    KafkaStorageError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    StorageRefusedError,
+)
+from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.process_limits import limit_reached
 from spark_broker.threads import Worker
 
@@ -42,23 +51,45 @@ class LogCleaner:
         for partition in self._manager.partitions():
             if partition.topic.is_compacted:
                 dirt = self._compaction(partition).due()
-                if dirt is not None:
-                    dirty.append((dirt.ratio, partition))
+                with _stopped_by_the_disk(partition):
+                    if dirt is not None and not has_changes_of_transactions(partition):
+                        dirty.append((dirt.ratio, partition))
         return max(dirty, key=lambda one: one[0], default=(0.0, None))[1]
 
     def steps(self, partition: Partition) -> Generator[None]:
         """One pass over this replica. What stops it is logged, or stops the replica."""
-        try:
+        with _stopped_by_the_disk(partition):
             yield from self._compaction(partition).steps()
-        except (KafkaStorageError, NotLeaderOrFollowerError):
-            return  # The replica has gone offline, damaged or not, and the broker was notified.
-        except StorageRefusedError as error:
-            logger.warning("%s", error)
-        except MemoryError as error:  # Nothing was changed: under the partition's lock it is an InvariantError.
-            logger.warning("%s is compacted later: %s", partition, limit_reached(error))
 
     def _compaction(self, partition: Partition) -> PartitionCompaction:
         return PartitionCompaction(partition, self._limits, self._clock)
+
+
+@contextmanager
+def _stopped_by_the_disk(partition: Partition) -> Iterator[None]:
+    """What stops work on a replica is logged, or stops the replica. Nothing was changed."""
+    try:
+        yield
+    except (KafkaStorageError, NotLeaderOrFollowerError):
+        return  # The replica has gone offline, damaged or not, and the broker was notified.
+    except OffsetOutOfRangeError as error:
+        logger.debug("%s is looked at later: the log start moved meanwhile: %s", partition, error)
+    except StorageRefusedError as error:
+        logger.warning("%s", error)
+    except MemoryError as error:  # Under the partition's lock it would be an InvariantError.
+        logger.warning("%s is compacted later: %s", partition, limit_reached(error))
+
+
+def has_changes_of_transactions(partition: Partition) -> bool:
+    """Whether the log begins with records of transactions of an earlier version. They say only what has changed, so
+    that each is needed. They stay until the coordinator has stored anew what they say, and the log begins with that.
+    """
+    if partition.topic.name != TRANSACTION_STATE_TOPIC:
+        return False
+    replica = partition.replica
+    frames = partition.read_log(replica.log_start_offset, 1, replica.log_end_offset)
+    rows = (row for frame in frames[:1] if frame.header.row_count for row in rows_of(partition.reader.decode(frame)))
+    return any(is_old_change(key, value) for key, value in rows)
 
 
 class Pace:

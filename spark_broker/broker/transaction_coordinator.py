@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Answer, Reply
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import BrokerState
+from spark_broker.core.transaction_changes import decode_any, encode_any
 from spark_broker.core.transaction_coordinator import (
     AnswerRequest,
     AppendRecords,
@@ -27,11 +29,13 @@ from spark_broker.core.transaction_coordinator import (
     MarkerTarget,
     ProducerIdPool,
     Resources,
+    StoreAnew,
     TransactionShard,
     WriteMarkers,
     transactional_id_of,
 )
-from spark_broker.core.transaction_records import decode_record, encode_record
+from spark_broker.core.transaction_decision import END_KEYS_MAX
+from spark_broker.core.transaction_records import encode_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidTopicError,
@@ -84,7 +88,9 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
         *,
         wake: Callable[[], None],
         clock: Clock = SYSTEM_CLOCK,
+        end_keys_max: int = END_KEYS_MAX,
     ) -> None:
+        """`end_keys_max`: see `core.transaction_decision`."""
         super().__init__(manager, wake=wake, clock=clock)
         self._config = config
         self._peers = peers
@@ -93,8 +99,9 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
         self._next_token = 0
         self._queue = MarkerQueue()
         self._markers_due = False
-        self._snapshots: dict[int, _Snapshot] = {}  # by partition, until they are committed
+        self._anew: dict[int, _StoredAnew] = {}  # by partition, until it is committed
         self._producer_ids = ProducerIdPool()
+        self._end_keys_max = end_keys_max
         self._allocation_due_ms = 0  # when to ask again; a request that is out counts as lost then
 
     def handle(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
@@ -183,79 +190,83 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
             self._allocation_due_ms = self._clock.boottime_ms() + ALLOCATION_BACKOFF_MS
 
     def _new_shard(self, partition: Partition) -> TransactionShard:
-        resources = Resources(self._producer_ids, self._config.transaction_max_timeout_ms)
+        resources = Resources(self._producer_ids, self._config.transaction_max_timeout_ms, self._end_keys_max)
         expiration_ms = self._config.transactional_id_expiration_ms
         return TransactionShard(resources, id_expiration_ms=expiration_ms, name=str(partition))
 
     def _replay(self, led: Led[TransactionShard], frame: Frame) -> None:
         for key, value in rows_of(led.partition.reader.decode(frame)):
-            led.shard.replay(decode_record(key, value))
-            led.rows += 1
+            led.shard.replay(decode_any(key, value))
 
     def _loaded(self, led: Led[TransactionShard]) -> None:
         logger.info("coordinates %s transactional ids of %s", len(led.shard.transactions), led.partition)
-        self._carry_out(led, led.shard.loaded(self._clock.boottime_ms()))
+        try:
+            self._carry_out(led, led.shard.loaded(self._clock.boottime_ms()))
+        except SparkBrokerError as error:
+            self._unload(led)
+            what = f"{led.partition}: records of an earlier version are not taken over yet"
+            raise CoordinatorNotAvailableError(f"{what}: {error.message}") from None
 
     def _unloaded(self, led: Led[TransactionShard]) -> None:
         self._queue.drop(led.number)
-        self._snapshots.pop(led.number, None)
+        self._anew.pop(led.number, None)
         for effect in led.shard.dropped():
             self._answer(effect)
 
     def _carry_out(self, led: Led[TransactionShard], effects: list[Effect]) -> None:
         """Depth first, so that an append is done before the next decision is made."""
-        for effect in effects:
-            match effect:
-                case AnswerRequest():
-                    self._answer(effect)
-                case AppendRecords():
-                    self._append_records(led, effect)
-                case DecideAgain(waiting):
-                    self._carry_out(led, led.shard.decide(waiting, self._clock.boottime_ms()))
-                case WriteMarkers(targets):
-                    self._queue.add(led.number, targets)
-                    self._markers_due = True
+        waiting = deque(effects)
+        while waiting:
+            waiting.extendleft(reversed(self._carry_out_one(led, waiting.popleft())))
+
+    def _carry_out_one(self, led: Led[TransactionShard], effect: Effect) -> list[Effect]:
+        """Returns the effects that follow from it."""
+        match effect:
+            case AnswerRequest():
+                self._answer(effect)
+            case StoreAnew():
+                self._store_anew(led, effect)
+            case AppendRecords():
+                return self._append_records(led, effect)
+            case DecideAgain(waiting):
+                return led.shard.decide(waiting, self._clock.boottime_ms())
+            case WriteMarkers(targets):
+                self._queue.add(led.number, targets)
+                self._markers_due = True
+        return []
 
     def _answer(self, effect: AnswerRequest) -> None:
         reply = self._replies.pop(effect.token)
         self._outbox.append(partial(reply, effect.answer))
 
-    def _append_records(self, led: Led[TransactionShard], append: AppendRecords) -> None:
+    def _append_records(self, led: Led[TransactionShard], append: AppendRecords) -> list[Effect]:
         try:
-            self._append(led, [encode_record(record) for record in append.records()])
+            self._append(led, [encode_record(record) for record in led.shard.records(append)])
         except SparkBrokerError as error:
-            self._carry_out(led, led.shard.append_refused(append, error))
-            return
-        self._carry_out(led, led.shard.appended(append, self._clock.boottime_ms()))
-        if led.rows >= self._config.transaction_state_log_snapshot_records:
-            self._write_snapshot(led)
+            return led.shard.append_refused(append, error)
+        return led.shard.appended(append, self._clock.boottime_ms())
 
-    def _write_snapshot(self, led: Led[TransactionShard]) -> None:
-        """Write the whole state at the log's end. Once it is committed, drop what is older.
+    def _store_anew(self, led: Led[TransactionShard], anew: StoreAnew) -> None:
+        """Write the whole state at the log's end. Once it is committed, what is older is dropped.
 
-        The cleaner would not do: most records change only a part of an id's state, so that each is needed.
+        Raises the error that refuses an append: the shard may not be used then.
         """
+        logger.info("%s: %s records take the place of those of an earlier version", led.partition, len(anew.records))
         first: AppendOfShard[TransactionShard] | None = None
-        for rows in row_batches([encode_record(record) for record in led.shard.snapshot()]):
-            try:
-                append = self._append(led, rows)
-            except SparkBrokerError as error:
-                logger.info("%s: the snapshot waits: %s", led.partition, error)
-                break
-            led.shard.snapshot_appended()
+        for rows in row_batches([encode_any(record) for record in anew.records]):
+            append = self._append(led, rows)
+            led.shard.stored_anew()
             first = first or append
-        else:
-            if first is not None:
-                self._snapshots[led.number] = _Snapshot(first, led.appended)
-        led.rows = 0
+        if first is not None:
+            self._anew[led.number] = _StoredAnew(first, led.appended)
 
     def _committed(self, led: Led[TransactionShard]) -> None:
         self._carry_out(led, led.shard.committed(led.committed))
-        snapshot = self._snapshots.get(led.number)
-        if snapshot is not None and snapshot.last <= led.committed:
-            del self._snapshots[led.number]
+        anew = self._anew.get(led.number)
+        if anew is not None and anew.last <= led.committed:
+            del self._anew[led.number]
             try:
-                led.partition.advance_log_start(snapshot.first.base_offset)
+                led.partition.advance_log_start(anew.first.base_offset)
             except (KafkaStorageError, NotLeaderOrFollowerError) as error:
                 # The partition has gone offline already, damaged or not, and the broker was notified.
                 self.append_lost(led, error)
@@ -291,8 +302,8 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """A snapshot on its way: its first append, and the number of its last one."""
+class _StoredAnew:
+    """What takes the place of an earlier version's records: its first append, and the number of its last one."""
 
     first: AppendOfShard[TransactionShard]
     last: int

@@ -154,11 +154,10 @@ def internal_topic_request(
     if image.topic(name) is not None:
         return None
     cluster = settings.cluster
-    # Retention deletes none of their records. Those of groups are compacted. Those of transactions say only what has
-    # changed, so their coordinator moves the log start up to its snapshots. Batches are small and many, and every
-    # broker keeps the newest segment's index in memory.
+    # Retention deletes none of their records. Batches are small and many, and every broker keeps the newest segment's
+    # index in memory.
     config = {
-        "cleanup.policy": "delete" if name == TRANSACTION_STATE_TOPIC else "compact",
+        "cleanup.policy": "compact",
         "retention.ms": "-1",
         "retention.bytes": "-1",
         "segment.index.bytes": str(INTERNAL_INDEX_BYTES),
@@ -178,12 +177,14 @@ def internal_topic_request(
     )
 
 
-def compact_offsets(image: MetadataImage) -> list[MetadataRecord]:
-    """Earlier versions made `__consumer_offsets` with cleanup.policy=delete, and shortened it themselves."""
-    topic = image.topic(CONSUMER_OFFSETS_TOPIC)
-    if topic is None or topic.config.get("cleanup.policy") == "compact":
-        return []
-    return [TopicConfigRecord(topic.topic_id, {**topic.config, "cleanup.policy": "compact"})]
+def compact_internal(image: MetadataImage) -> list[MetadataRecord]:
+    """Earlier versions made internal topics with cleanup.policy=delete, and shortened them themselves."""
+    topics = (image.topic(name) for name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC))
+    return [
+        TopicConfigRecord(topic.topic_id, {**topic.config, "cleanup.policy": "compact"})
+        for topic in topics
+        if topic is not None and topic.config.get("cleanup.policy") != "compact"
+    ]
 
 
 def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:

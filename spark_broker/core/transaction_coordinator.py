@@ -4,8 +4,8 @@ A request is decided against the state, and the decision gives records. The shel
 acks=all. Appended records change the state at once. No answer shows a change before it is committed. When the
 leadership ends, the shard is dropped, and the next leader replays the log: what was not committed never happened.
 
-`transaction_state.ONE_WRITER` and `MANY_WRITERS` are the transitions of an id, record by record. This table has the
-events that cause a record, and what follows once it is committed:
+`transaction_state.ONE_WRITER` and `MANY_WRITERS` are the transitions of an id, change by change. This table has the
+events that cause a change, and what follows once its records are committed (`transaction_log`):
 
     state of an id   event                                 -> state         what follows once the record is committed
     --------------------------------------------------------------------------------------------------------------
@@ -33,18 +33,26 @@ from typing import NamedTuple
 
 from spark_broker.core import transaction_groups, transaction_producers
 from spark_broker.core.machine import Machine, event
-from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, ProducerIdPool, Resources
-from spark_broker.core.transaction_groups import GroupedRequest
-from spark_broker.core.transaction_records import (
+from spark_broker.core.transaction_changes import (
     AnyChange,
+    AnyRecord,
     Ended,
     Ending,
-    ExecutionStarted,
     Forgotten,
-    Restored,
-    TransactionRecord,
+    Settled,
 )
-from spark_broker.core.transaction_state import PREPARED, MarkerTarget, TransactionMetadata, TransactionState
+from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, ProducerIdPool, Resources
+from spark_broker.core.transaction_groups import GroupedRequest
+from spark_broker.core.transaction_log import Loading, records_of
+from spark_broker.core.transaction_records import TransactionRecord
+from spark_broker.core.transaction_state import (
+    PREPARED,
+    MarkerTarget,
+    TransactionMetadata,
+    TransactionState,
+    apply_to,
+    new_transaction,
+)
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidProducerIdMappingError,
@@ -75,6 +83,7 @@ __all__ = [
     "MarkerTarget",
     "ProducerIdPool",
     "Resources",
+    "StoreAnew",
     "TransactionShard",
     "WriteMarkers",
     "transactional_id_of",
@@ -115,7 +124,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class AppendRecords:
-    """Append these at the end of the partition, then call `appended`, or `append_refused` if nothing was stored.
+    """Append the records of these changes (`TransactionShard.records`) in one batch at the end of the partition, then
+    call `appended`, or `append_refused` if nothing was stored.
 
     The shell carries out the effects of that call before the next effect, since decisions are made against what was
     appended.
@@ -125,9 +135,6 @@ class AppendRecords:
     changes: tuple[AnyChange, ...]
     waiting: Waiting | None
     decision: Decision | None
-
-    def records(self) -> Iterator[TransactionRecord]:
-        return (TransactionRecord(self.transactional_id, change) for change in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,18 @@ class WriteMarkers:
     targets: tuple[MarkerTarget, ...]
 
 
-Effect = AppendRecords | AnswerRequest | DecideAgain | WriteMarkers
+@dataclass(frozen=True, slots=True)
+class StoreAnew:
+    """The log has records of an earlier version. Append these in order, and call `stored_anew` for each append.
+
+    Without them nothing else may be appended: what the log has of an id counts until its last one of these is there.
+    When all are committed, everything before the first of them may go.
+    """
+
+    records: tuple[AnyRecord, ...]
+
+
+Effect = StoreAnew | AppendRecords | AnswerRequest | DecideAgain | WriteMarkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +224,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         self._id_expiration_ms = id_expiration_ms
         self._forgetting_due_ms = 0
         self.transactions: dict[str, TransactionMetadata] = {}
+        self._loading = Loading()
         self.appended_count = 0
         self.committed_count = 0
         self._held: deque[_HeldAnswer | _HeldDecision] = deque()
@@ -234,37 +253,48 @@ class TransactionShard(Machine[CoordinatorStanding]):
         unmarked, to_end = sorted(self._unmarked)[:10], list(self._to_end)[:10]
         return f"{standing}; {len(self._held)} held; markers are missing of {unmarked}; to be ended: {to_end}"
 
-    def replay(self, record: TransactionRecord) -> None:
+    def replay(self, record: AnyRecord) -> None:
         """Take a committed record while the shard is being loaded."""
-        self._apply(record.transactional_id, record.change)
+        self._loading.replay(record)
 
     @event
     def loaded(self, now_ms: int) -> list[Effect]:
         """Every record is replayed: go on with what the last leader had decided. Time-outs begin again."""
+        self._restore()
         effects: list[Effect] = []
+        anew = tuple(self._loading.stored_anew(self.transactions))
+        self._loading = Loading()
+        if anew:
+            effects.append(StoreAnew(anew))
         for transaction in self.transactions.values():
             transaction.active_ms = now_ms
             if transaction.state in PREPARED:
                 effects += self._mark(transaction.transactional_id)
         return effects
 
-    def snapshot(self) -> Iterator[TransactionRecord]:
-        """Records that rebuild this state, including changes that are appended but not committed."""
-        for transactional_id, transaction in self.transactions.items():
-            yield TransactionRecord(transactional_id, transaction.snapshot())
+    def _restore(self) -> None:
+        """Make the state from what was replayed."""
+        self.transactions = self._loading.transactions()
+        for transactional_id in self.transactions:
+            self._note_open(transactional_id)
+
+    def stored_anew(self) -> None:
+        """A part of `StoreAnew` is at the end of the log: it is counted like other appends."""
+        self.appended_count += 1
+
+    def records(self, append: AppendRecords) -> list[TransactionRecord]:
+        """The records of changes that are to be appended now."""
+        transactional_id, changes = append.transactional_id, append.changes
+        transaction = self.transactions.get(transactional_id) or new_transaction(transactional_id, changes[0])
+        return records_of(transaction, changes)
 
     def _apply(self, transactional_id: str, change: AnyChange) -> None:
+        apply_to(self.transactions, transactional_id, change)
+        self._note_open(transactional_id)
+
+    def _note_open(self, transactional_id: str) -> None:
         transaction = self.transactions.get(transactional_id)
-        if isinstance(change, Forgotten):
-            if transaction is not None:
-                transaction.apply(change)
-                del self.transactions[transactional_id]
-            return
-        if transaction is None:
-            grouped = isinstance(change, ExecutionStarted) or (isinstance(change, Restored) and change.grouped)
-            transaction = self.transactions[transactional_id] = TransactionMetadata(transactional_id, grouped)
-        transaction.apply(change)
-        if transaction.state is TransactionState.ONGOING:
+        if transaction is not None and transaction.state is TransactionState.ONGOING:
             self._open[transactional_id] = None
         else:
             self._open.pop(transactional_id, None)
@@ -337,9 +367,12 @@ class TransactionShard(Machine[CoordinatorStanding]):
         """The records are at the end of the log. This counts appends; `committed` names such a count."""
         self.appended_count += 1
         transactional_id = append.transactional_id
+        effects: list[Effect] = []
         for change in append.changes:
             self._apply(transactional_id, change)
-            if isinstance(change, Ending):
+            if isinstance(change, Settled):
+                effects.append(self._next_end(transactional_id))
+            elif isinstance(change, Ending):
                 self._held.append(_HeldDecision(self.appended_count, transactional_id))
             elif isinstance(change, Ended):
                 self._to_end.pop(transactional_id, None)
@@ -349,11 +382,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         transaction = self.transactions.get(transactional_id)
         if transaction is not None:
             transaction.active_ms = now_ms
-        return self._follow(transactional_id, append.waiting, append.decision)
-
-    def snapshot_appended(self) -> None:
-        """A part of a snapshot is at the end of the log: it is counted like other appends."""
-        self.appended_count += 1
+        return effects + self._follow(transactional_id, append.waiting, append.decision)
 
     @event
     def append_refused(self, append: AppendRecords, error: SparkBrokerError) -> list[Effect]:
@@ -401,14 +430,18 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     def _end(self, transactional_id: str) -> list[Effect]:
         self._to_end[transactional_id] = None
-        return [AppendRecords(transactional_id, (Ended(),), None, None)]
+        return [self._next_end(transactional_id)]
+
+    def _next_end(self, transactional_id: str) -> AppendRecords:
+        """What ends the transaction, or the next part of it: one part at a time, so that `Ended` is never without the
+        parts before it."""
+        change = self.transactions[transactional_id].end(self._resources.end_keys_max)
+        return AppendRecords(transactional_id, (change,), None, None)
 
     @event
     def tick(self, now_ms: int) -> list[Effect]:
         """Abort idle transactions, append missing `Ended` records, forget old ids and refuse late requests."""
-        effects: list[Effect] = [
-            AppendRecords(transactional_id, (Ended(),), None, None) for transactional_id in self._to_end
-        ]
+        effects: list[Effect] = [self._next_end(transactional_id) for transactional_id in self._to_end]
         for transactional_id in self._open:
             transaction = self.transactions[transactional_id]
             if now_ms - transaction.active_ms >= transaction.timeout_ms:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_broker.core.transaction_records import AnyChange
+from spark_broker.core.transaction_changes import AnyChange
 from spark_broker.core.transaction_state import TransactionMetadata
 from spark_broker.errors import CoordinatorNotAvailableError, InvalidTransactionTimeoutError
 from spark_broker.protocol.messages import AddPartitionToTransactionResponse, Message
@@ -66,12 +66,17 @@ def added(transaction: TransactionMetadata) -> AddPartitionToTransactionResponse
     return AddPartitionToTransactionResponse(max(transaction.timeout_ms // RENEWALS, RENEWAL_MS_MIN))
 
 
+END_KEYS_MAX = 2_000
+"""An append that ends a transaction has so many tombstones at most. A key has a thousand bytes at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a decision needs in addition to the id's state."""
 
     producer_ids: ProducerIdPool
     timeout_max_ms: int
+    end_keys_max: int = END_KEYS_MAX
 
     def check_timeout(self, timeout_ms: int) -> None:
         if not 0 < timeout_ms <= self.timeout_max_ms:

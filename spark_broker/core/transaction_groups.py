@@ -6,8 +6,7 @@ execution once its transaction has ended, whatever the outcome: a late task cann
 
 from __future__ import annotations
 
-from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources, added
-from spark_broker.core.transaction_records import (
+from spark_broker.core.transaction_changes import (
     AnyChange,
     Ending,
     ExecutionStarted,
@@ -15,6 +14,7 @@ from spark_broker.core.transaction_records import (
     PartitionAdded,
     WriterJoined,
 )
+from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources, added
 from spark_broker.core.transaction_state import JOIN_EPOCH, PREPARED, TransactionMetadata, TransactionState
 from spark_broker.errors import (
     AlreadyCommittedError,

@@ -8,8 +8,8 @@ waited for the abort.
 
 from __future__ import annotations
 
+from spark_broker.core.transaction_changes import Ending, Initialized, PartitionAdded
 from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources, added
-from spark_broker.core.transaction_records import Ending, Initialized, PartitionAdded
 from spark_broker.core.transaction_state import (
     PREPARED,
     ProducerIdentity,

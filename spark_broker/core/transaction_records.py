@@ -1,34 +1,73 @@
-"""The records of `__transaction_state`: everything that a transaction coordinator ever decides.
+"""The records of `__transaction_state`: everything that lasts of a transactional id.
 
-Records are kept for years. Their tags are therefore numbers that are never reused, and fields are only added at the
-end, with defaults. A record's key in the log is the transactional id (UTF-8). Its value is one of the changes below.
+A key is a msgpack array that begins with the number of its type. Records are kept for years: numbers are never used
+again, and fields are only added at the end, with defaults. The value None is a tombstone. A compacted log has the last
+value of each key, so no record needs an earlier one of another key to be understood (ADR 21).
+
+Records of one append are in one batch. So a log ends before or after all of them, but compaction may leave any of them
+out that a later record replaces.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from spark_broker.errors import CorruptMessageError
 from spark_broker.protocol.wire import UNDECODABLE
 
-NO_VERSION = -1
+
+class Key(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all keys: stored as `[type number, transactional id, ...]`."""
+
+    transactional_id: str
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all records: stored as `[tag, field, field, ...]`."""
+class ProducerKey(Key, frozen=True, tag=1):
+    """The id itself, in the one-writer form."""
 
 
-class Restored(Change, frozen=True, tag=0):
-    """The whole state of an id, in a snapshot. It replaces all earlier records of the id.
+class ApplicationKey(Key, frozen=True, tag=2):
+    """The id itself, in the many-writer form."""
 
-    It is one record, because a snapshot may be cut short between two records, and must not lose half of an id.
-    `writers` has (producer id, epoch, partitions). A partition is (index in `topic_ids`, number). `ended_*`: the
-    one-writer transaction that ended last, for a producer that repeats its request to end it. Producer id -1: none.
+
+class ExecutionsKey(Key, frozen=True, tag=3):
+    """The executions of an application that are remembered. They change once a run."""
+
+
+class WinnersKey(Key, frozen=True, tag=4):
+    """The writers that the decision to commit names."""
+
+
+class WriterKey(Key, frozen=True, tag=5):
+    """A writer of the open transaction (many-writer form)."""
+
+    producer_id: int
+
+
+class PartitionKey(Key, frozen=True, tag=6):
+    """A partition that a writer of the open transaction may have appended to."""
+
+    producer_id: int
+    topic_id: str
+    partition: int
+
+
+AnyKey: TypeAlias = ProducerKey | ApplicationKey | ExecutionsKey | WinnersKey | WriterKey | PartitionKey
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all values: stored as an array of the fields. More elements than the fields are of a later version."""
+
+
+class ProducerValue(Value, frozen=True):
+    """`state`: a value of `TransactionState`. `next_*`: the identity from the end of the transaction on.
+
+    `ended_*`: the transaction that ended last, for a producer that repeats its request to end it. -1: none.
     """
 
-    grouped: bool
     state: str
     timeout_ms: int
     producer_id: int
@@ -38,110 +77,81 @@ class Restored(Change, frozen=True, tag=0):
     ended_producer_id: int
     ended_producer_epoch: int
     ended_committed: bool
+
+
+class ApplicationValue(Value, frozen=True):
+    """`version`, `execution`: of the transaction that is open, or was open last."""
+
+    state: str
+    timeout_ms: int
     version: int
     execution: str
-    executions: tuple[str, ...]
     last_committed: int
     closed: int
+    single_use: bool
+
+
+class ExecutionsValue(Value, frozen=True):
+    """The newest is the last."""
+
+    executions: tuple[str, ...]
+
+
+class WinnersValue(Value, frozen=True):
+    """Their producer ids, sorted."""
+
     winners: tuple[int, ...]
-    topic_ids: tuple[str, ...]
-    writers: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
-    single_use: bool = False
 
 
-class Initialized(Change, frozen=True, tag=1):
-    """A producer of the id (one-writer form) has this identity from now on; every earlier one is fenced."""
-
-    producer_id: int
-    producer_epoch: int
-    timeout_ms: int
+class WriterValue(Value, frozen=True):
+    """The writer has joined. Its epoch is 0."""
 
 
-class ExecutionStarted(Change, frozen=True, tag=2):
-    """An application's execution has sent its first request, which fences every earlier one (many-writer form).
-
-    `single_use`: the application has one version.
-    """
-
-    execution: str
-    single_use: bool = False
+class PartitionValue(Value, frozen=True):
+    """The partition was added."""
 
 
-class Opened(Change, frozen=True, tag=3):
-    """A version of an application is open for joins."""
+AnyValue: TypeAlias = ProducerValue | ApplicationValue | ExecutionsValue | WinnersValue | WriterValue | PartitionValue
 
-    version: int
-    execution: str
-    timeout_ms: int
-
-
-class WriterJoined(Change, frozen=True, tag=4):
-    """A task attempt writes under this producer id, in epoch 0."""
-
-    producer_id: int
-
-
-class PartitionAdded(Change, frozen=True, tag=5):
-    """A writer may append to the partition. In the one-writer form, the first one opens the transaction."""
-
-    producer_id: int
-    topic_id: str
-    partition: int
-
-
-class Ending(Change, frozen=True, tag=6):
-    """The decision. Winners (many-writer form) get commit markers, every other writer abort markers.
-
-    `next_*`: the one-writer form's identity from the transaction's end on.
-    """
-
-    committed: bool
-    winners: tuple[int, ...] = ()
-    next_producer_id: int = -1
-    next_producer_epoch: int = -1
-
-
-class Ended(Change, frozen=True, tag=7):
-    """The marker of every partition is committed: all of them show the outcome."""
-
-
-class Forgotten(Change, frozen=True, tag=8):
-    """The id has expired."""
-
-
-AnyChange = (
-    Restored | Initialized | ExecutionStarted | Opened | WriterJoined | PartitionAdded | Ending | Ended | Forgotten
-)
+VALUE_TYPES: Mapping[type[AnyKey], type[AnyValue]] = {
+    ProducerKey: ProducerValue,
+    ApplicationKey: ApplicationValue,
+    ExecutionsKey: ExecutionsValue,
+    WinnersKey: WinnersValue,
+    WriterKey: WriterValue,
+    PartitionKey: PartitionValue,
+}
 
 
 class TransactionRecord(NamedTuple):
-    """A change of one transactional id."""
+    """A key and its new value. None: the key is gone."""
 
-    transactional_id: str
-    change: AnyChange
+    key: AnyKey
+    value: AnyValue | None
 
 
 class StoredRecord(NamedTuple):
-    """A record as bytes: key and value."""
+    """A record as bytes: key, and value (None: a tombstone)."""
 
     key: bytes
-    value: bytes
+    value: bytes | None
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(AnyChange)
+_key_decoder = msgspec.msgpack.Decoder(AnyKey)
+_value_decoders = {key: msgspec.msgpack.Decoder(value) for key, value in VALUE_TYPES.items()}
 
 
 def encode_record(record: TransactionRecord) -> StoredRecord:
     """The record as it is stored."""
-    return StoredRecord(record.transactional_id.encode(), _encoder.encode(record.change))
+    value = None if record.value is None else _encoder.encode(record.value)
+    return StoredRecord(_encoder.encode(record.key), value)
 
 
-def decode_record(key: bytes | None, value: bytes | None) -> TransactionRecord:
+def decode_record(key: bytes, value: bytes | None) -> TransactionRecord:
     """The record from its bytes. Raises CorruptMessageError."""
-    if key is None or value is None:
-        raise CorruptMessageError("a record of transactions without a key or a value")
     try:
-        return TransactionRecord(key.decode(), _decoder.decode(value))
+        decoded: AnyKey = _key_decoder.decode(key)
+        return TransactionRecord(decoded, None if value is None else _value_decoders[type(decoded)].decode(value))
     except UNDECODABLE as error:
         raise CorruptMessageError(f"a record of transactions: {error}") from None

@@ -1,12 +1,17 @@
-"""One transactional id, as a function of its records. The transition tables of both forms are below."""
+"""One transactional id, as a function of its changes. The transition tables of both forms are below.
+
+`transaction_log` has what is stored of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice
 from typing import NamedTuple
 
-from spark_broker.core.transaction_records import (
+from spark_broker.core.transaction_changes import (
     NO_VERSION,
     AnyChange,
     Ended,
@@ -17,8 +22,10 @@ from spark_broker.core.transaction_records import (
     Opened,
     PartitionAdded,
     Restored,
+    Settled,
     WriterJoined,
 )
+from spark_broker.core.transaction_records import PartitionKey, WriterKey
 from spark_broker.errors import InvariantError, invariant
 
 NO_PRODUCER = -1
@@ -40,7 +47,7 @@ class TransactionState(Enum):
 
 
 class TransactionEvent(Enum):
-    """What a record says has happened."""
+    """What a change says has happened."""
 
     INITIALIZED = auto()
     EXECUTION_STARTED = auto()
@@ -49,6 +56,7 @@ class TransactionEvent(Enum):
     PARTITION_ADDED = auto()
     COMMIT_DECIDED = auto()
     ABORT_DECIDED = auto()
+    SETTLED = auto()
     ENDED = auto()
     FORGOTTEN = auto()
 
@@ -59,6 +67,8 @@ _BOTH_FORMS: Transitions = {
     (TransactionState.ONGOING, TransactionEvent.PARTITION_ADDED): TransactionState.ONGOING,
     (TransactionState.ONGOING, TransactionEvent.COMMIT_DECIDED): TransactionState.PREPARE_COMMIT,
     (TransactionState.ONGOING, TransactionEvent.ABORT_DECIDED): TransactionState.PREPARE_ABORT,
+    (TransactionState.PREPARE_COMMIT, TransactionEvent.SETTLED): TransactionState.PREPARE_COMMIT,
+    (TransactionState.PREPARE_ABORT, TransactionEvent.SETTLED): TransactionState.PREPARE_ABORT,
     (TransactionState.PREPARE_COMMIT, TransactionEvent.ENDED): TransactionState.EMPTY,
     (TransactionState.PREPARE_ABORT, TransactionEvent.ENDED): TransactionState.EMPTY,
     (TransactionState.EMPTY, TransactionEvent.FORGOTTEN): TransactionState.EMPTY,
@@ -125,10 +135,10 @@ class Writer:
 class TransactionMetadata:
     """The transactional id with its open transaction, if there is one.
 
-    Invariants: `writers` is empty while EMPTY; `winners` is a subset of the writers, and empty except in
-    PREPARE_COMMIT; `next_identity` is NOBODY except in a PREPARED state of the one-writer form; `identity` changes only
-    while EMPTY, and never to one that was used before; `last_committed` never falls, and `version > last_committed`
-    while not EMPTY (many-writer form).
+    Invariants: `writers` is empty while EMPTY; `winners` is empty except in PREPARE_COMMIT, and a subset of the writers
+    until the first of them is settled; `next_identity` is NOBODY except in a PREPARED state of the one-writer form;
+    `identity` changes only while EMPTY, and never to one that was used before; `last_committed` never falls, and
+    `version > last_committed` while not EMPTY (many-writer form).
     """
 
     transactional_id: str
@@ -162,7 +172,7 @@ class TransactionMetadata:
         return self.state is TransactionState.PREPARE_COMMIT
 
     def apply(self, change: AnyChange) -> None:
-        """Take the next record of the log."""
+        """Take the next change."""
         try:
             self._apply(change)
             self.check()
@@ -174,16 +184,31 @@ class TransactionMetadata:
         """Raises InvariantError where an invariant does not hold."""
         empty, prepared = self.state is TransactionState.EMPTY, self.state in PREPARED
         invariant(not (empty and self.writers), "writers outside of a transaction")
-        invariant(self.winners <= self.writers.keys(), "a winner that has not joined")
         invariant(not self.winners or self.committing, "winners of what is not being committed")
         invariant(self.next_identity == NOBODY or (prepared and not self.grouped), "a next identity before its time")
         ahead = empty or not self.grouped or self.version > self.last_committed
         invariant(ahead, "version %d is open, %d is committed", self.version, self.last_committed)
 
     def _apply(self, change: AnyChange) -> None:
+        self.advance(change)
         match change:
             case Restored():
                 self._restore(change)
+            case WriterJoined(producer_id):
+                self.writers[producer_id] = Writer(JOIN_EPOCH)
+            case PartitionAdded():
+                self._add_partition(change)
+            case Settled(keys):
+                for key in keys:
+                    self._settle(key)
+            case Ended():
+                self.writers = {}
+            case _:
+                pass  # Nothing about writers.
+
+    def advance(self, change: AnyChange) -> None:
+        """All of a change but what it does to the writers, which a copy may share with its original."""
+        match change:
             case Initialized(producer_id, producer_epoch, timeout_ms):
                 self._move(TransactionEvent.INITIALIZED)
                 self.identity, self.timeout_ms = ProducerIdentity(producer_id, producer_epoch), timeout_ms
@@ -197,19 +222,20 @@ class TransactionMetadata:
             case Opened(version, execution, timeout_ms):
                 self._move(TransactionEvent.OPENED)
                 self.version, self.execution, self.timeout_ms = version, execution, timeout_ms
-            case WriterJoined(producer_id):
+            case WriterJoined():
                 self._move(TransactionEvent.WRITER_JOINED)
-                self.writers[producer_id] = Writer(JOIN_EPOCH)
             case PartitionAdded():
-                self._add_partition(change)
+                self._move(TransactionEvent.PARTITION_ADDED)
             case Ending():
                 self._prepare(change)
+            case Settled():
+                self._move(TransactionEvent.SETTLED)
             case Ended():
                 self._end()
             case Forgotten():
                 self._move(TransactionEvent.FORGOTTEN)
-            case _:
-                raise InvariantError(f"{type(change).__name__} is no change of an id")
+            case Restored():
+                pass  # It replaces everything.
 
     def _move(self, event: TransactionEvent) -> None:
         transitions = MANY_WRITERS if self.grouped else ONE_WRITER
@@ -235,18 +261,23 @@ class TransactionMetadata:
         }
 
     def _add_partition(self, change: PartitionAdded) -> None:
-        opens = self.state is TransactionState.EMPTY
-        self._move(TransactionEvent.PARTITION_ADDED)
-        if opens:
-            self.writers[self.identity.producer_id] = Writer(self.identity.producer_epoch)
+        if not self.grouped:  # The first partition opens the transaction.
+            self.writers.setdefault(self.identity.producer_id, Writer(self.identity.producer_epoch))
         invariant(
             change.producer_id in self.writers, "a partition added by producer %d, not a writer", change.producer_id
         )
         self.writers[change.producer_id].partitions[change.topic_id, change.partition] = None
 
+    def _settle(self, key: WriterKey | PartitionKey) -> None:
+        if isinstance(key, PartitionKey):
+            del self.writers[key.producer_id].partitions[key.topic_id, key.partition]
+        else:
+            del self.writers[key.producer_id]
+
     def _prepare(self, change: Ending) -> None:
         self._move(TransactionEvent.COMMIT_DECIDED if change.committed else TransactionEvent.ABORT_DECIDED)
         self.winners = frozenset(change.winners)
+        invariant(self.winners <= self.writers.keys(), "a winner that has not joined")
         if not self.grouped:
             self.next_identity = ProducerIdentity(change.next_producer_id, change.next_producer_epoch)
 
@@ -262,7 +293,7 @@ class TransactionMetadata:
         else:
             self.last_outcome = TransactionOutcome(self.identity, committed)
             self.identity, self.next_identity = self.next_identity, NOBODY
-        self.writers, self.winners = {}, frozenset()
+        self.winners = frozenset()
 
     def markers(self) -> list[MarkerTarget]:
         """The markers that the decision requires."""
@@ -274,32 +305,34 @@ class TransactionMetadata:
             for topic_id, partition in writer.partitions
         ]
 
-    def snapshot(self) -> Restored:
-        """The record that rebuilds this state."""
-        ended = self.last_outcome or TransactionOutcome(NOBODY, False)
-        topic_ids = sorted({topic_id for writer in self.writers.values() for topic_id, _ in writer.partitions})
-        index = {topic_id: at for at, topic_id in enumerate(topic_ids)}
-        return Restored(
-            self.grouped,
-            self.state.value,
-            self.timeout_ms,
-            self.identity.producer_id,
-            self.identity.producer_epoch,
-            self.next_identity.producer_id,
-            self.next_identity.producer_epoch,
-            ended.identity.producer_id,
-            ended.identity.producer_epoch,
-            ended.committed,
-            self.version,
-            self.execution,
-            self.executions,
-            self.last_committed,
-            self.closed,
-            tuple(sorted(self.winners)),
-            tuple(topic_ids),
-            tuple(
-                (producer_id, writer.producer_epoch, tuple((index[id_], number) for id_, number in writer.partitions))
-                for producer_id, writer in self.writers.items()
-            ),
-            self.single_use,
-        )
+    def end(self, keys_max: int) -> Ended | Settled:
+        """The change that ends the transaction, or a first part of its keys where it has more than `keys_max`."""
+        keys = tuple(islice(self.open_keys(), keys_max + 1))
+        return Ended() if len(keys) <= keys_max else Settled(keys[:keys_max])
+
+    def open_keys(self) -> Iterator[WriterKey | PartitionKey]:
+        """The keys of the open transaction, each writer after its partitions."""
+        for producer_id, writer in self.writers.items():
+            for topic_id, partition in writer.partitions:
+                yield PartitionKey(self.transactional_id, producer_id, topic_id, partition)
+            if self.grouped:
+                yield WriterKey(self.transactional_id, producer_id)
+
+
+def new_transaction(transactional_id: str, change: AnyChange) -> TransactionMetadata:
+    """An id before its first change."""
+    grouped = isinstance(change, ExecutionStarted) or (isinstance(change, Restored) and change.grouped)
+    return TransactionMetadata(transactional_id, grouped)
+
+
+def apply_to(transactions: dict[str, TransactionMetadata], transactional_id: str, change: AnyChange) -> None:
+    """Apply a change of one of these ids, or of a new one. A forgotten id is taken out."""
+    transaction = transactions.get(transactional_id)
+    if isinstance(change, Forgotten):
+        if transaction is not None:
+            transaction.apply(change)
+            del transactions[transactional_id]
+        return
+    if transaction is None:
+        transaction = transactions[transactional_id] = new_transaction(transactional_id, change)
+    transaction.apply(change)

@@ -34,9 +34,6 @@ from spark_broker.protocol.messages import (
     InitProducerIdResponse,
     InitTransactionsRequest,
     JoinTransactionRequest,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
     Message,
     MetadataRequest,
     MetadataResponse,
@@ -45,7 +42,6 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
-from spark_broker.times import EARLIEST
 from spark_broker.transport.client import ClientStream, Connection
 
 T = TypeVar("T")
@@ -119,20 +115,6 @@ class RawClient:
     def number(self, transactional_id: str, topic: str = TRANSACTION_STATE_TOPIC) -> int:
         """The partition of the internal topic that the id belongs to."""
         return group_partition(transactional_id, len(self.topic(topic).partitions))
-
-    def log_starts(self, name: str) -> list[tuple[int, int]]:
-        """Each partition's number and log start offset."""
-        return self._retry(lambda: self._log_starts(name))
-
-    def _log_starts(self, name: str) -> list[tuple[int, int]]:
-        state = self.topic(name)
-        starts: list[tuple[int, int]] = []
-        for partition in state.partitions:
-            spec = ListOffsetsPartition(state.topic_id, partition.partition, -1, EARLIEST)
-            answer = self.connection(partition.leader).call(ListOffsetsRequest([spec]), timeout_ms=5000)
-            assert isinstance(answer, ListOffsetsResponse)
-            starts += [(info.partition, info.offset) for info in answer.partitions]
-        return starts
 
     def connection(self, broker_id: int) -> Connection:
         broker = next((b for b in self.metadata().brokers if b.id == broker_id), None)

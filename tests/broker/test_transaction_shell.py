@@ -5,25 +5,46 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
+import msgspec
 import pytest
 
 from spark_broker.broker import transaction_coordinator
 from spark_broker.broker.append import Append, AwaitedTransaction
 from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.compaction import PartitionCompaction, PassLimits
 from spark_broker.broker.confirmation import append_confirmed
+from spark_broker.broker.internal_records import encode_rows
+from spark_broker.broker.log_cleaner import LogCleaner
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.transaction_coordinator import TransactionCoordinator
+from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import BrokerState
+from spark_broker.core.transaction_changes import (
+    Ended,
+    Ending,
+    ExecutionStarted,
+    Forgotten,
+    Initialized,
+    OldChange,
+    Opened,
+    PartitionAdded,
+    WriterJoined,
+)
 from spark_broker.core.transaction_coordinator import CoordinatorRequest
+from spark_broker.core.transaction_records import StoredRecord
 from spark_broker.errors import (
+    AlreadyCommittedError,
     CoordinatorNotAvailableError,
     InvalidRequestError,
     InvalidTopicError,
     NetworkError,
+    NotEnoughReplicasError,
     NotLeaderOrFollowerError,
+    ProducerFencedError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
@@ -32,18 +53,22 @@ from spark_broker.protocol.messages import (
     AddPartitionToTransactionRequest,
     AddPartitionToTransactionResponse,
     AllocateProducerIdsResponse,
+    CommitTransactionRequest,
     DescribeTransactionsRequest,
+    EmptyResponse,
     EndTransactionRequest,
     InitProducerIdResponse,
     InitTransactionsRequest,
     JoinTransactionRequest,
     Message,
+    TransactionDescription,
     TransactionMarker,
     WriteTransactionMarkersRequest,
     WriteTransactionMarkersResponse,
 )
 from tests.broker.rig import INTERNAL_TOPIC_ID, KEY, InternalTopicRig, Outcome, batch
 from tests.conftest import WaitUntil
+from tests.unit.core.old_transaction_records import stored_change
 
 TIMEOUT_MS = 60_000
 
@@ -52,6 +77,31 @@ class CoordinatorRig(InternalTopicRig):
     """It has the topic `t` and one partition of `__transaction_state`."""
 
     internal_topic = TRANSACTION_STATE_TOPIC
+    internal_config: ClassVar = {"cleanup.policy": "compact", "segment.bytes": "4096", "min.cleanable.dirty.ratio": "0"}
+
+    def log(self, broker: int = 0) -> Partition:
+        return self.brokers[broker].manager.partition(INTERNAL_TOPIC_ID, 0)
+
+    def append(self, rows: list[StoredRecord]) -> None:
+        """As the earlier version did."""
+        topic, outcome = self.log().topic, Outcome()
+        message = encode_rows(rows, topic.schemas[-1], topic.schema_id, 0)
+        self.log().append(Append(message, 0, -1, 0, SYSTEM_CLOCK.boottime_ms() + 30_000), outcome)
+        assert outcome.future.result(5) >= 0
+
+    def compact(self) -> bool:
+        """Whether there was something to compact."""
+        cleaner = LogCleaner(self.brokers[0].manager, ClusterConfig())
+        partition = cleaner.next_pass()
+        if partition is None:
+            return False
+        assert partition is self.log()
+        for _ in cleaner.steps(partition):
+            pass
+        return True
+
+    def rows(self) -> int:
+        return sum(header.row_count for header in self.log().log.headers(0))
 
 
 class FakePeers:
@@ -105,6 +155,22 @@ class Coordinator:
         assert isinstance(answer, InitProducerIdResponse), answer
         return answer
 
+    def join(self, application: str, version: int) -> InitProducerIdResponse:
+        answer = self.ask(JoinTransactionRequest(application, version, "run", TIMEOUT_MS))
+        assert isinstance(answer, InitProducerIdResponse), answer
+        return answer
+
+    def add(self, transactional_id: str, who: InitProducerIdResponse) -> None:
+        request = AddPartitionToTransactionRequest(transactional_id, who.producer_id, who.producer_epoch, *KEY)
+        assert isinstance(self.ask(request), AddPartitionToTransactionResponse)
+
+    def described(self) -> list[TransactionDescription]:
+        """By id, without the time since each was last used."""
+        self.shell.tick()
+        answer = self.shell.describe(DescribeTransactionsRequest(None))
+        transactions = sorted(answer.transactions, key=lambda one: one.transactional_id)
+        return [msgspec.structs.replace(transaction, idle_ms=0) for transaction in transactions]
+
     def pump_until(self, condition: list[Answer], wait_until: WaitUntil) -> Answer:
         def answered() -> bool:
             self.shell.tick()
@@ -116,7 +182,7 @@ class Coordinator:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[CoordinatorRig]:
-    rig = CoordinatorRig(tmp_path, 2, transaction_state_log_snapshot_records=10)
+    rig = CoordinatorRig(tmp_path, 2)
     yield rig
     rig.stop()
 
@@ -269,15 +335,116 @@ def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
     assert answer == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
 
 
-def test_snapshots_take_the_place_of_older_records(rig: CoordinatorRig) -> None:
+def test_a_compacted_log_says_the_same_while_transactions_are_open(rig: CoordinatorRig) -> None:
     coordinator = alone(rig)
-    identities = {f"id-{n}": coordinator.init(f"id-{n}") for n in range(25)}
-    log = rig.brokers[0].manager.partition(INTERNAL_TOPIC_ID, 0)
-    start, end = log.reader.offsets(0)
-    assert 0 < start < end
-    again = Coordinator(rig, 0)
-    for transactional_id, who in identities.items():
-        assert again.init(transactional_id) == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
+    who = coordinator.init("open")
+    coordinator.add("open", who)
+    joined = [coordinator.join("app", 1) for _ in range(3)]
+    coordinator.add("app", joined[0])
+    for number in range(30):
+        identity = coordinator.init(f"id-{number % 3}")
+        coordinator.add(f"id-{number % 3}", identity)
+        coordinator.ask(EndTransactionRequest(f"id-{number % 3}", identity.producer_id, identity.producer_epoch, True))
+    before, described = rig.rows(), coordinator.described()
+    assert rig.compact()
+    assert rig.rows() < before // 3
+    successor = Coordinator(rig, 0)
+    assert coordinator.described() == successor.described() == described
+    assert [one.state for one in described] == ["Ongoing", "Empty", "Empty", "Empty", "Ongoing"]
+    winners = [joined[0].producer_id, joined[1].producer_id]
+    assert successor.ask(CommitTransactionRequest("app", 1, "run", winners)) == EmptyResponse()
+    ended = successor.ask(EndTransactionRequest("open", who.producer_id, who.producer_epoch, True))
+    assert ended == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
+
+
+def old_log() -> list[StoredRecord]:
+    """Of an earlier version: an open transaction, fenced epochs, a committed version, known executions, and more."""
+    topic, number = KEY
+    changes: list[tuple[str, OldChange]] = [
+        ("open", Initialized(5, 3, TIMEOUT_MS)),
+        ("open", PartitionAdded(5, topic, number)),
+        ("app", ExecutionStarted("first")),
+        ("app", Opened(7, "first", TIMEOUT_MS)),
+        ("app", WriterJoined(6)),
+        ("app", PartitionAdded(6, topic, number)),
+        ("app", Ending(True, (6,))),
+        ("app", Ended()),
+        ("app", ExecutionStarted("second")),
+        ("app", Opened(8, "second", TIMEOUT_MS)),
+        ("app", WriterJoined(8)),
+        ("gone", Initialized(9, 0, TIMEOUT_MS)),
+        ("gone", Forgotten()),
+    ]
+    return [stored_change(transactional_id, change) for transactional_id, change in changes]
+
+
+def check_taken_over(coordinator: Coordinator) -> None:
+    described = {one.transactional_id: one for one in coordinator.described()}
+    assert {name: one.state for name, one in described.items()} == {"open": "Ongoing", "app": "Ongoing"}
+    assert (described["open"].writers, described["open"].partitions) == ([(5, 3)], [KEY])
+    assert (described["app"].version, described["app"].last_committed, described["app"].writers) == (8, 7, [(8, 0)])
+    refused = coordinator.ask(JoinTransactionRequest("app", 8, "first", TIMEOUT_MS))
+    assert isinstance(refused, ProducerFencedError)
+    assert isinstance(coordinator.ask(JoinTransactionRequest("app", 7, "third", TIMEOUT_MS)), AlreadyCommittedError)
+    zombie = AddPartitionToTransactionRequest("open", 5, 2, *KEY)
+    assert isinstance(coordinator.ask(zombie), ProducerFencedError)
+
+
+def test_a_log_of_an_earlier_version_is_taken_over_once(rig: CoordinatorRig) -> None:
+    rig.state = dataclasses.replace(rig.state, replicas=(0,), isr=(0,))
+    rig.move_log(0, replicas=(0,), isr=(0,))
+    for record in old_log():
+        rig.append([record])
+    old_end = rig.log().log.log_end_offset
+    coordinator = Coordinator(rig, 0)
+    check_taken_over(coordinator)
+    start, end = rig.log().reader.offsets(0)
+    assert old_end == start < end, "what is older is removed"
+    check_taken_over(Coordinator(rig, 0))
+    assert rig.log().reader.offsets(0) == (start, end), "it is taken over once"
+    assert coordinator.ask(EndTransactionRequest("open", 5, 3, True)) == InitProducerIdResponse(5, 4)
+    assert coordinator.ask(CommitTransactionRequest("app", 8, "second", [8])) == EmptyResponse()
+    described = {one.transactional_id: one for one in Coordinator(rig, 0).described()}
+    assert {name: one.state for name, one in described.items()} == {"open": "Empty", "app": "Empty"}
+    assert described["app"].last_committed == 8
+
+
+def test_a_log_of_an_earlier_version_is_not_compacted_before_it_is_taken_over(rig: CoordinatorRig) -> None:
+    """Its records say only what has changed: compaction would leave the last change of each id."""
+    rig.state = dataclasses.replace(rig.state, replicas=(0,), isr=(0,))
+    rig.move_log(0, replicas=(0,), isr=(0,))
+    for record in old_log():
+        rig.append([record])
+    assert PartitionCompaction(rig.log(), PassLimits(1 << 20, 0), SYSTEM_CLOCK).due(), "but for its records"
+    assert not rig.compact()
+    coordinator = Coordinator(rig, 0)
+    for _ in range(30):
+        coordinator.init("more")
+    assert rig.compact()
+    described = coordinator.described()
+    assert [one.transactional_id for one in described] == ["app", "more", "open"]
+    assert Coordinator(rig, 0).described() == described
+
+
+def test_a_log_of_an_earlier_version_is_not_used_while_it_cannot_be_taken_over(
+    rig: CoordinatorRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was appended to it meanwhile would be undone by its own old records."""
+    rig.state = dataclasses.replace(rig.state, replicas=(0,), isr=(0,))
+    rig.move_log(0, replicas=(0,), isr=(0,))
+    for record in old_log():
+        rig.append([record])
+
+    def refuse(*_: object) -> None:
+        raise NotEnoughReplicasError("the ISR is too small")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "append", refuse)
+        coordinator = Coordinator(rig, 0)
+        answer = coordinator.ask(InitTransactionsRequest("id", TIMEOUT_MS))
+        assert isinstance(answer, CoordinatorNotAvailableError)
+        assert coordinator.described() == []
+    check_taken_over(coordinator)
 
 
 def test_the_coordinators_own_log_takes_no_part_in_transactions(rig: CoordinatorRig) -> None:

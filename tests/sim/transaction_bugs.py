@@ -20,6 +20,7 @@ from spark_broker.core.batch import BatchInfo
 from spark_broker.core.leadership import Leadership
 from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import Replica
+from spark_broker.core.transaction_changes import NO_VERSION, Ending, Initialized
 from spark_broker.core.transaction_coordinator import (
     AnswerRequest,
     AppendRecords,
@@ -28,7 +29,6 @@ from spark_broker.core.transaction_coordinator import (
 )
 from spark_broker.core.transaction_decision import Answered, Decision, Resources
 from spark_broker.core.transaction_index import TransactionIndex
-from spark_broker.core.transaction_records import NO_VERSION, Ending, Initialized
 from spark_broker.core.transaction_state import MarkerTarget, TransactionMetadata, TransactionState
 from spark_broker.protocol.messages import (
     InitProducerIdResponse,
@@ -184,14 +184,14 @@ def answer_before_the_record_is_committed(patch: Patch) -> None:
 
 def _after_loading(patch: Patch, change: Callable[[TransactionShard, TransactionMetadata], None]) -> None:
     """A new leader of the shard has `change` made to what it read."""
-    loaded = TransactionShard.loaded
+    restore = TransactionShard._restore
 
-    def buggy(self: TransactionShard, now_ms: int) -> list[Effect]:
+    def buggy(self: TransactionShard) -> None:
+        restore(self)
         for transaction in self.transactions.values():
             change(self, transaction)
-        return loaded(self, now_ms)
 
-    patch.setattr(TransactionShard, "loaded", buggy)
+    patch.setattr(TransactionShard, "_restore", buggy)
 
 
 @bug("24", quick=False)

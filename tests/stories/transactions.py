@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from spark_broker.core.transaction_coordinator import (
-    AnswerRequest,
-    AppendRecords,
-    CoordinatorRequest,
-    Effect,
-    MarkerTarget,
-    ProducerIdPool,
-    WriteMarkers,
-)
-from spark_broker.core.transaction_records import (
+from spark_broker.core.transaction_changes import (
     AnyChange,
     Ended,
     Ending,
@@ -24,7 +15,17 @@ from spark_broker.core.transaction_records import (
     Opened,
     PartitionAdded,
     Restored,
+    Settled,
     WriterJoined,
+)
+from spark_broker.core.transaction_coordinator import (
+    AnswerRequest,
+    AppendRecords,
+    CoordinatorRequest,
+    Effect,
+    MarkerTarget,
+    ProducerIdPool,
+    WriteMarkers,
 )
 from spark_broker.core.transaction_state import TransactionMetadata
 from spark_broker.errors import SparkBrokerError
@@ -59,8 +60,8 @@ class TracedDriver(Driver):
         for effect in effects:
             match effect:
                 case AppendRecords():
-                    for record in effect.records():
-                        self._say(f"appends to {record.transactional_id}: {_change(record.change)}")
+                    for change in effect.changes:
+                        self._say(f"appends to {effect.transactional_id}: {_change(change)}")
                 case AnswerRequest(token, answer):
                     self._say(f"answers {cast('int', token) + self.earlier}: {_answer(answer)}")
                 case WriteMarkers(targets):
@@ -180,8 +181,8 @@ def _change(change: AnyChange) -> str:
             return "ended everywhere"
         case Forgotten():
             return "forgotten"
-        case Restored():
-            return "a snapshot"
+        case Settled() | Restored():
+            return "a part of the end"
 
 
 def _state(transactions: TransactionMetadata) -> str:

@@ -41,7 +41,13 @@ class Coordination:
         self._driver = Driver(process, "transactions")
         clock, config = process.machine.clock, process.world.settings.cluster
         self.coordinator = TransactionCoordinator(
-            process.manager, config, self, _OwnMarkers(self, process), wake=self._driver.wake, clock=clock
+            process.manager,
+            config,
+            self,
+            _OwnMarkers(self, process),
+            wake=self._driver.wake,
+            clock=clock,
+            end_keys_max=transactional.draw.end_keys_max,
         )
         self._driver.coordinator = self.coordinator
         markers = _ServedMarkers(transactional, process)

@@ -12,6 +12,9 @@ from spark_broker.testing.simulation.swarm import Swarm
 SHARE = 0.25
 """Share of the schedules that have transactions."""
 
+SEGMENT_BYTES = 2560
+"""Small segments: only sealed ones are compacted."""
+
 EXPIRY_MS = 1500
 """What the fault "expire producers" calls idle. Longer than a coordinator's confirmation holds (`core.leadership`)."""
 
@@ -37,7 +40,9 @@ class TransactionDraw:
     state_partitions: int
     state_replicas: int
     state_min_isr: int
-    snapshot_records: int
+    clean_ms: float  # between two looks for something to compact; 0: nobody looks
+    retention_ms: int  # of tombstones
+    end_keys_max: int  # tombstones in one append
     timeout_ms: int
     step_ms: float
     appends_max: int
@@ -60,6 +65,7 @@ class TransactionDraw:
         producers, applications = rng.choice([(1, 0), (2, 0), (0, 1), (1, 1)])
         share = rng.choice([0.2, 0.5])
         writes = _writes(seed) if applications else 0
+        cleaning = random.Random(f"{seed}/transactions' cleaning draw")
         return TransactionDraw(
             producers=producers,
             applications=applications,
@@ -68,7 +74,9 @@ class TransactionDraw:
             state_partitions=rng.choice([1, 1, 2]),
             state_replicas=rng.choice([2, 3, 3]),
             state_min_isr=rng.choice([1, 2, 2]),
-            snapshot_records=rng.choice([15, 60, 10_000]),
+            clean_ms=rng.choice([30.0, 150.0, 0.0]),
+            retention_ms=cleaning.choice([0, 200, 2000]),
+            end_keys_max=cleaning.choice([1, 3, 10]),
             timeout_ms=rng.choice([200, 200, 400] if writes else [300, 1000, 2500]),
             step_ms=rng.choice([4.0, 15.0, 40.0]),
             appends_max=rng.choice([2, 4, 6]),
@@ -99,12 +107,19 @@ class TransactionDraw:
             transaction_state_log_num_partitions=self.state_partitions,
             transaction_state_log_replication_factor=self.state_replicas,
             transaction_state_log_min_isr=self.state_min_isr,
-            transaction_state_log_snapshot_records=self.snapshot_records,
         )
         expires = "expire producers" in self.faults
+        topic = swarm.settings.topic
+        if self.clean_ms:  # User topics name their own policy. These defaults are for the topic of the coordinators.
+            topic = replace(
+                topic,
+                segment_bytes=min(topic.segment_bytes, SEGMENT_BYTES),
+                min_cleanable_dirty_ratio=0.0,
+                delete_retention_ms=self.retention_ms,
+            )
         return replace(
             swarm,
-            settings=ClusterSettings(cluster=cluster, topic=swarm.settings.topic),
+            settings=ClusterSettings(cluster=cluster, topic=topic),
             faults={**swarm.faults, **self.faults},
             # Less of everything else: the events of a schedule are limited, and a transaction takes fifty.
             producers=self.plain_producers,

@@ -105,6 +105,8 @@ class World:
         self.cleaning_ms = 0.0  # from one look for something to compact to the next; 0: nobody looks
         if self.compactions.draw is not None:
             self.cleaning_ms = self.compactions.draw.interval_ms
+        elif drawn.transactions is not None:
+            self.cleaning_ms = drawn.transactions.clean_ms
         elif drawn.groups is not None:
             self.cleaning_ms = drawn.groups.clean_ms
         elif drawn.sharing is not None:

@@ -20,7 +20,7 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
@@ -30,6 +30,7 @@ from spark_broker.protocol.messages import (
     CreateTopicRequest,
     DeleteTopicRequest,
     EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
     InitProducerIdRequest,
     MetadataRequest,
     MetadataResponse,
@@ -232,12 +233,21 @@ def test_producer_ids_are_given_out_once(cluster: Cluster) -> None:
     assert len(ids) == len(set(ids)) == 3000
 
 
-def test_a_topic_of_committed_offsets_of_an_earlier_version_is_compacted_from_the_next_controller_on() -> None:
+@pytest.mark.parametrize(
+    ("name", "ensure"),
+    [
+        (CONSUMER_OFFSETS_TOPIC, EnsureOffsetsTopicRequest()),
+        (TRANSACTION_STATE_TOPIC, EnsureTransactionsTopicRequest()),
+    ],
+)
+def test_an_internal_topic_of_an_earlier_version_is_compacted_from_the_next_controller_on(
+    name: str, ensure: EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest
+) -> None:
     cluster = Cluster()
     cluster.start_brokers(3)
-    cluster.call(EnsureOffsetsTopicRequest())
-    made = cluster.topic(CONSUMER_OFFSETS_TOPIC)
+    cluster.call(ensure)
+    made = cluster.topic(name)
     assert made.config["cleanup.policy"] == "compact"
     earlier = TopicConfigRecord(made.topic_id, {**made.config, "cleanup.policy": "delete"})
-    later = Cluster(cluster.image.apply([earlier])).topic(CONSUMER_OFFSETS_TOPIC)
+    later = Cluster(cluster.image.apply([earlier])).topic(name)
     assert dict(later.config) == dict(made.config)

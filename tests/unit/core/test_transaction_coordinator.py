@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from spark_broker.core.transaction_changes import Initialized, decode_any
 from spark_broker.core.transaction_coordinator import ProducerIdPool
-from spark_broker.core.transaction_records import Initialized, TransactionRecord, decode_record, encode_record
-from spark_broker.core.transaction_state import TransactionState
+from spark_broker.core.transaction_log import records_of
+from spark_broker.core.transaction_records import encode_record
+from spark_broker.core.transaction_state import TransactionMetadata, TransactionState
 from spark_broker.errors import (
     ConcurrentTransactionsError,
     CoordinatorNotAvailableError,
@@ -135,8 +137,10 @@ def test_an_answer_that_rests_on_an_uncommitted_record_waits_for_it() -> None:
 
 
 def test_epochs_that_run_out_give_way_to_a_new_producer_id() -> None:
-    log = Log([encode_record(TransactionRecord(ID, Initialized(7, 2**15 - 3, TIMEOUT_MS)))])
-    driver = Driver(log)
+    initialized = Initialized(7, 2**15 - 3, TIMEOUT_MS)
+    driver = Driver(
+        Log([encode_record(record) for record in records_of(TransactionMetadata(ID, False), [initialized])])
+    )
     who = InitProducerIdResponse(7, 2**15 - 3)
     add(driver, who)
     second = end(driver, who)
@@ -293,8 +297,18 @@ def test_a_description_says_what_is_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [(None, b""), (b"a", None), (b"a", b"\xc1"), (b"\xff", b"\x91\x07"), (b"a", b"\x91\x63")]
+    ("key", "value"),
+    [
+        (None, b""),
+        (b"\x92\x63\xa1a", None),  # no type has the number 99
+        (b"\x92\x01\xa1a", b"\x90"),
+        (b"\x92\x01", b"\x90"),
+        # of an earlier version
+        (b"a", b"\xc1"),
+        (b"\xff", b"\x91\x07"),
+        (b"a", b"\x91\x63"),
+    ],
 )
 def test_bytes_that_are_no_record_are_corrupt(key: bytes | None, value: bytes | None) -> None:
     with pytest.raises(CorruptMessageError):
-        decode_record(key, value)
+        decode_any(key, value)

@@ -7,7 +7,7 @@ import pytest
 from spark_broker.core.batch import BatchInfo
 from spark_broker.core.events import LeaderAndIsr
 from spark_broker.core.roles import TRANSITIONS, ReplicaEvent, Role
-from spark_broker.core.transaction_records import (
+from spark_broker.core.transaction_changes import (
     AnyChange,
     Ended,
     Ending,

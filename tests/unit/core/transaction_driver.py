@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spark_broker.core.transaction_changes import AnyRecord, decode_any, encode_any
 from spark_broker.core.transaction_coordinator import (
     AnswerRequest,
     AppendRecords,
@@ -14,14 +16,11 @@ from spark_broker.core.transaction_coordinator import (
     MarkerTarget,
     ProducerIdPool,
     Resources,
+    StoreAnew,
     TransactionShard,
 )
-from spark_broker.core.transaction_records import (
-    StoredRecord,
-    TransactionRecord,
-    decode_record,
-    encode_record,
-)
+from spark_broker.core.transaction_decision import END_KEYS_MAX
+from spark_broker.core.transaction_records import StoredRecord, encode_record
 from spark_broker.errors import NotEnoughReplicasError, SparkBrokerError
 from spark_broker.protocol.messages import Message
 
@@ -38,12 +37,14 @@ class Log:
     records: list[StoredRecord] = field(default_factory=list)
     committed: int = 0
 
-    def decoded(self) -> list[TransactionRecord]:
-        return [decode_record(*record) for record in self.records]
+    def decoded(self) -> list[AnyRecord]:
+        return [decode_any(*record) for record in self.records]
 
 
 class Driver:
     """Carries out effects as the contract says. `auto`: every append is committed and every marker written at once."""
+
+    end_keys_max = END_KEYS_MAX
 
     def __init__(
         self,
@@ -63,7 +64,9 @@ class Driver:
             ids = ProducerIdPool()
             ids.refill(1000, 1_000_000)
         self.ids = ids
-        self.shard = TransactionShard(Resources(ids, TIMEOUT_MAX_MS), id_expiration_ms=id_expiration_ms)
+        self.shard = TransactionShard(
+            Resources(ids, TIMEOUT_MAX_MS, self.end_keys_max), id_expiration_ms=id_expiration_ms
+        )
         self._ends: list[int] = []  # log length after each append of this leader
         self._tokens = 0
         self.log.committed = len(self.log.records)
@@ -76,6 +79,11 @@ class Driver:
             match effect:
                 case AppendRecords():
                     self._append(effect)
+                case StoreAnew(records):
+                    for record in records:  # as if each were an append of its own
+                        self.log.records.append(encode_any(record))
+                        self._ends.append(len(self.log.records))
+                        self.shard.stored_anew()
                 case AnswerRequest(token, answer):
                     assert token not in self.answers, "answered twice"
                     self.answers[token] = answer
@@ -90,7 +98,7 @@ class Driver:
         if self.refusing:
             self.run(self.shard.append_refused(append, NotEnoughReplicasError("the ISR is too small")))
             return
-        self.log.records += [encode_record(record) for record in append.records()]
+        self.log.records += [encode_record(record) for record in self.shard.records(append)]
         self._ends.append(len(self.log.records))
         self.run(self.shard.appended(append, self.now_ms))
 
@@ -123,9 +131,17 @@ class Driver:
         self.now_ms = now_ms
         self.run(self.shard.tick(now_ms))
 
-    def fail_over(self, *, kept: int | None = None, auto: bool | None = None) -> Driver:
-        """Another leader, whose log has the committed records and `kept` records after them (None: all)."""
+    def fail_over(
+        self,
+        *,
+        kept: int | None = None,
+        auto: bool | None = None,
+        compact: Callable[[list[StoredRecord]], list[StoredRecord]] = list,
+    ) -> Driver:
+        """Another leader, whose log has the committed records and `kept` appends after them (None: all)."""
         self.run(list(self.shard.dropped()))
-        end = len(self.log.records) if kept is None else min(self.log.committed + kept, len(self.log.records))
-        log = Log(self.log.records[:end], end)
-        return Driver(log, self.ids, auto=self.auto if auto is None else auto)
+        later = [end for end in self._ends if end > self.log.committed]
+        end = [self.log.committed, *later][: None if kept is None else kept + 1][-1]
+        committed = compact(self.log.records[: self.log.committed])
+        log = Log([*committed, *self.log.records[self.log.committed : end]])
+        return type(self)(log, self.ids, auto=self.auto if auto is None else auto)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from spark_broker.core.batch import BatchInfo
@@ -35,6 +36,7 @@ from spark_broker.protocol.messages import (
     Message,
 )
 from tests.unit.core.transaction_driver import Driver
+from tests.unit.core.transaction_shard_log import compacted
 
 TOPIC = "ef" * 16
 TIMEOUT_MS = 400
@@ -147,14 +149,16 @@ class PartitionModel:
 class World:
     """`loss` is the share of requests, answers and markers that are lost; 0 once the schedule heals."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, driver: type[Driver] = Driver) -> None:
         self.random = Random(seed)
         self.loss = self.random.choice([0.0, 0.05, 0.2])
         self.fail_overs = self.random.choice([0.0, 0.01, 0.05])
         self.commit_pace = self.random.choice([1.0, 0.4, 0.1])  # how soon appends are committed
         self.crashes = self.random.choice([0.0, 0.01, 0.05])  # of clients
         self.network: list[Callable[[], None]] = []
-        self.driver = Driver(auto=False)
+        self.driver = driver(auto=False)
+        self.compactions = Random(f"{seed}/compactions")
+        self.compacts = driver is Driver and self.compactions.random() < 0.5
         self.markers: dict[MarkerTarget, None] = {}
         self.waiting: dict[object, OnAnswer] = {}  # of the present coordinator, by token
         self.partitions = [PartitionModel(self, number) for number in range(PARTITIONS)]
@@ -229,7 +233,8 @@ class World:
         """Another coordinator takes over, with some of the uncommitted records."""
         old = self.driver
         now_ms = old.now_ms
-        self.driver = old.fail_over(kept=self.random.randint(0, 3))
+        compact = partial(compacted, random=self.compactions) if self.compacts else list
+        self.driver = old.fail_over(kept=self.random.randint(0, 3), compact=compact)
         self.driver.now_ms = now_ms
         for transaction in self.driver.shard.transactions.values():
             transaction.active_ms = now_ms
@@ -512,9 +517,9 @@ class Execution:
 Client = ProducerClient | Execution
 
 
-def run_schedule(seed: int, steps: int = 250) -> World:
+def run_schedule(seed: int, steps: int = 250, world: World | None = None) -> World:
     """One random schedule, healed and checked. Raises ViolationError."""
-    world = World(seed)
+    world = world or World(seed)
     random = world.random
     clients: list[Client] = []
     for _ in range(steps):

@@ -199,9 +199,10 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
             led.shard.replay(decode_any(key, value))
 
     def _loaded(self, led: Led[TransactionShard]) -> None:
+        effects = led.shard.loaded(self._clock.boottime_ms())
         logger.info("coordinates %s transactional ids of %s", len(led.shard.transactions), led.partition)
         try:
-            self._carry_out(led, led.shard.loaded(self._clock.boottime_ms()))
+            self._carry_out(led, effects)
         except SparkBrokerError as error:
             self._unload(led)
             what = f"{led.partition}: records of an earlier version are not taken over yet"

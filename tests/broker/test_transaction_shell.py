@@ -378,11 +378,15 @@ def old_log() -> list[StoredRecord]:
     return [stored_change(transactional_id, change) for transactional_id, change in changes]
 
 
-def check_taken_over(coordinator: Coordinator) -> None:
+def check_described(coordinator: Coordinator) -> None:
     described = {one.transactional_id: one for one in coordinator.described()}
     assert {name: one.state for name, one in described.items()} == {"open": "Ongoing", "app": "Ongoing"}
     assert (described["open"].writers, described["open"].partitions) == ([(5, 3)], [KEY])
     assert (described["app"].version, described["app"].last_committed, described["app"].writers) == (8, 7, [(8, 0)])
+
+
+def check_taken_over(coordinator: Coordinator) -> None:
+    check_described(coordinator)
     refused = coordinator.ask(JoinTransactionRequest("app", 8, "first", TIMEOUT_MS))
     assert isinstance(refused, ProducerFencedError)
     assert isinstance(coordinator.ask(JoinTransactionRequest("app", 7, "third", TIMEOUT_MS)), AlreadyCommittedError)
@@ -424,6 +428,25 @@ def test_a_log_of_an_earlier_version_is_not_compacted_before_it_is_taken_over(ri
     described = coordinator.described()
     assert [one.transactional_id for one in described] == ["app", "more", "open"]
     assert Coordinator(rig, 0).described() == described
+
+
+def test_followers_of_a_log_that_was_taken_over_lose_its_old_part_and_may_lead(
+    rig: CoordinatorRig, wait_until: WaitUntil
+) -> None:
+    rig.publish()
+    for record in old_log():
+        rig.append([record])
+    first, second = Coordinator(rig, 0), Coordinator(rig, 1)
+
+    def removed() -> bool:
+        first.shell.tick()
+        return rig.log(0).replica.log_start_offset == rig.log(1).replica.log_start_offset == len(old_log())
+
+    wait_until(removed, "both replicas to begin with what was stored anew")
+    rig.move_log(leader=1, leader_epoch=1, partition_epoch=1)
+    wait_until(lambda: len(second.described()) == 2, "the next leader to load the shard")
+    assert rig.log(1).replica.log_start_offset == len(old_log())
+    check_described(second)
 
 
 def test_a_log_of_an_earlier_version_is_not_used_while_it_cannot_be_taken_over(

@@ -115,7 +115,13 @@ FEATURES = {
     ),
     "transactions in both forms": Feature(
         has_transactions,
-        {"transactions": 20, "transactions committed": 10, "transactions aborted": 10, "versions committed": 10},
+        {
+            "transactions": 20,
+            "transactions committed": 10,
+            "transactions aborted": 10,
+            "versions committed": 10,
+            "passes over logs of transactions": 100,
+        },
     ),
     "unclean elections lose records, and readers are told": Feature(
         may_have_unclean_elections, {"unclean elections": 5, "readers told of a cut": 1}

@@ -32,6 +32,7 @@ from spark_broker.errors import (
     UnknownServerError,
     invariant,
 )
+from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
     CallRequest,
@@ -154,6 +155,8 @@ class BrokerProcess(NetworkNode):
             self._clean_later(interval_ms)
         else:
             self.world.trace.count("passes of compaction")
+            if partition.topic.name == TRANSACTION_STATE_TOPIC:
+                self.world.trace.count("passes over logs of transactions")
             self._clean_on(self._cleaner.steps(partition), interval_ms)
 
     def _clean_on(self, steps: Generator[None], interval_ms: float) -> None:

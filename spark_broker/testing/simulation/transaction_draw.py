@@ -74,7 +74,7 @@ class TransactionDraw:
             state_partitions=rng.choice([1, 1, 2]),
             state_replicas=rng.choice([2, 3, 3]),
             state_min_isr=rng.choice([1, 2, 2]),
-            clean_ms=rng.choice([30.0, 150.0, 0.0]),
+            clean_ms=rng.choice([100.0, 400.0, 0.0]),
             retention_ms=cleaning.choice([0, 200, 2000]),
             end_keys_max=cleaning.choice([1, 3, 10]),
             timeout_ms=rng.choice([200, 200, 400] if writes else [300, 1000, 2500]),

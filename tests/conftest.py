@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 spark_jvms.use()
+# A shell that runs this in its background has it ignore interrupts, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a slow machine is not a failure. Derandomized: `make test` gives the same answer twice; `full` explores.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)

@@ -62,6 +62,7 @@ HELPS: Mapping[str, tuple[str, ...]] = {
 """The lane of each worker, and in which order it looks for work."""
 
 NICENESS = 10
+FEWEST_TESTS = 2
 SHOWN_FILES = 8
 """How many of each lane's longest files the summary names."""
 
@@ -102,6 +103,13 @@ def make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
         def _split_scope(self, nodeid: str) -> str:
             return scope_of(nodeid)
 
+        def remove_node(self, node: WorkerController) -> str | None:
+            work = self.assigned_work[node]
+            # The worker that replaces one that crashed would wait for ever in a file of which every test has run.
+            self.assigned_work[node] = {scope: tests for scope, tests in work.items() if not all(tests.values())}
+            crashed: str | None = super().remove_node(node)
+            return crashed
+
         def _assign_work_unit(self, node: WorkerController) -> None:
             lanes = {other.workerinput["lane"] for other in self.nodes}
             scope = choose(self.workqueue, node.workerinput["lane"], lanes, recorded)
@@ -110,6 +118,11 @@ def make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
             else:
                 self.workqueue.move_to_end(scope, last=False)
                 super()._assign_work_unit(node)
+                # A worker begins its last test only when it has the next one, or is told that no more will come.
+                if not self.workqueue:
+                    node.shutdown()
+                elif self._pending_of(self.assigned_work[node]) < FEWEST_TESTS:
+                    self._reschedule(node)
 
     return ByLane(config, log)
 

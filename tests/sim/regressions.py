@@ -338,4 +338,10 @@ REGRESSIONS = [
         found="after older metadata was accepted, a producer kept the brokers of the records that were lost, for ever",
         mended="client/cluster_view.py",
     ),
+    Regression(
+        seed=93300029,
+        events=500,
+        found="the simulator ended before a broker had applied older metadata, and called what waited for it deleted",
+        mended="testing/simulation/ending.py, testing/simulation/older_metadata.py",
+    ),
 ]

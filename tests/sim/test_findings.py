@@ -6,13 +6,19 @@ import dataclasses
 import errno
 import random
 from collections.abc import Callable
+from functools import partial
+
+import pytest
 
 from spark_broker.core.replica import Role
 from spark_broker.protocol.messages import ElectLeadersRequest, ReassignPartitionRequest
+from spark_broker.storage.strays import strays_in
+from spark_broker.testing.simulation.controller import CONTROLLER_HOST
 from spark_broker.testing.simulation.ending import end
 from spark_broker.testing.simulation.filesystem import Fault, Operation
 from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.swarm import Swarm
+from spark_broker.testing.simulation.violation import ViolationError
 from spark_broker.testing.simulation.world import World
 
 EVENTS_MAX = 20_000
@@ -26,8 +32,8 @@ def run_until(world: World, condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-def cluster(lag_max_ms: int = 1000) -> World:
-    """A running cluster of three with a topic that is open everywhere, and no faults but the scene's."""
+def cluster(lag_max_ms: int = 1000, replicas: int = 3) -> World:
+    """A running cluster of three with a topic that has all its replicas, and no faults but the scene's."""
     drawn = Swarm.draw(random.Random(1))
     timed = dataclasses.replace(
         drawn.settings.cluster,
@@ -41,7 +47,7 @@ def cluster(lag_max_ms: int = 1000) -> World:
         settings=settings,
         brokers=3,
         partitions=1,
-        replication_factor=3,
+        replication_factor=replicas,
         latency_ms=0.5,
         spike_rate=0.0,
         loss_rate=0.0,
@@ -54,7 +60,7 @@ def cluster(lag_max_ms: int = 1000) -> World:
     )
     world = World(1, swarm=calm)
     world.start()
-    run_until(world, lambda: all(machine.running and hosts_something(machine) for machine in world.machines))
+    run_until(world, lambda: sum(m.running and hosts_something(m) for m in world.machines) == replicas)
     return world
 
 
@@ -187,3 +193,43 @@ def test_a_leader_with_a_full_disk_hands_over_and_leads_again_when_it_has_room()
             break
     assert leader_of(world) is full
     end(world)
+
+
+class Decided(random.Random):
+    """The operator accepts the older metadata: the oldest copy."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def test_a_schedule_ends_only_when_each_broker_has_looked_at_what_the_metadata_does_not_know() -> None:
+    """The broker has no replica that any partition would miss. A replica that waits for it was called deleted."""
+    world = cluster(replicas=2)
+    ((_, _, state),) = world.invariants.image.partitions()
+    spare = next(machine for machine in world.machines if machine.broker_id not in state.replicas)
+    older, decided = world.older_metadata, Decided()
+    older.back_up(decided)
+    for _ in range(3):
+        world.call_controller(world.aside.request(), "create a topic")
+    run_until(world, lambda: hosts_something(spare))
+    run_until(world, lambda: older.strike(decided) != "")
+    run_until(world, lambda: "older metadata accepted" in world.trace.counts)
+
+    world.network.part(spare.host, CONTROLLER_HOST)
+    run_until(world, lambda: spare.running and set(isr_of(world)) == set(state.replicas))
+    assert older.missing()
+    end(world)
+    assert spare.process is not None
+    assert strays_in(spare.process.directory.path, fs=spare.fs)
+
+
+def test_a_cluster_is_not_at_rest_while_a_broker_is_not_live() -> None:
+    """Also where no partition misses it: whatever keeps it out is found."""
+    world = cluster(replicas=2)
+    ((_, _, state),) = world.invariants.image.partitions()
+    spare = next(machine for machine in world.machines if machine.broker_id not in state.replicas)
+    world.kill(spare, restart_ms=1)
+    part = partial(world.network.part, spare.host, CONTROLLER_HOST)
+    world.scheduler.after(0, world.operator, "the link never heals", part)
+    with pytest.raises(ViolationError, match=f"{spare}#.* is not live"):
+        end(world)

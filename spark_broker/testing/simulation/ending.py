@@ -63,13 +63,16 @@ def end(world: World) -> None:
 
 def _missing(world: World) -> str:
     """What is not in its place; empty when everything is."""
+    image = world.invariants.image
     for machine in world.machines:
-        if not machine.running:
+        process = machine.process
+        if process is None or not process.alive:
             return f"{machine} runs no broker"
+        if not process.registered or not image.is_live(machine.broker_id):
+            return f"{process} is not live"  # No partition need have a replica there that would be missed.
     for producer in world.producers:
         if producer.open_batches:
             return f"{producer} waits for {producer.open_batches} batches"
-    image = world.invariants.image
     for topic, number, state in image.partitions():
         name, key = f"{topic.name}-{number}", (topic.topic_id, number)
         if state.leader == NO_LEADER:
@@ -93,7 +96,7 @@ def _missing(world: World) -> str:
     missing = missing or (world.groups.missing() if world.groups is not None else "")
     missing = missing or (world.sharing.missing() if world.sharing is not None else "")
     missing = missing or (world.tiering.missing() if world.tiering is not None else "")
-    return missing or world.bit_flips.missing()
+    return missing or world.older_metadata.missing() or world.bit_flips.missing()
 
 
 def _has_read_this(consumer: SimConsumer, key: Key, partition: Partition | None) -> bool:

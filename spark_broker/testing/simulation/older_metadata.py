@@ -181,8 +181,18 @@ class OlderMetadata:
         """The machine got another disk."""
         self._unknown = [(m, key) for m, key in self._unknown if m is not machine]
 
+    def missing(self) -> str:
+        """A replica that the accepted metadata did not know, and that still has its name. Empty when none has.
+
+        A broker sets it aside once it has applied the metadata, or later if its disk refuses.
+        """
+        for machine, key in self._unknown:
+            if key in _replicas_of(machine):
+                return f"{machine} has not set {key} aside"
+        return ""
+
     def check(self) -> None:
-        """At the end: whatever the accepted metadata did not know is still there."""
+        """At the end, when nothing is `missing`: whatever the accepted metadata did not know is set aside."""
         for machine, key in self._unknown:
             process = machine.process
             if process is None:

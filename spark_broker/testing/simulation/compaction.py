@@ -115,6 +115,7 @@ class Compactions:
         """Check a replica whose segments were compacted, or that leads now."""
         if not partition.topic.is_compacted or not process.fs.alive:
             return
+        _check_relied_on(process.name, partition)
         place, segments = (process.name, partition.key), partition.log.sealed_below(partition.replica.high_watermark)
         epoch, before = self._looked.get(place, (-1, ()))
         if partition.replica.assignment.leader_epoch == epoch and segments[: len(before)] == before:
@@ -153,6 +154,20 @@ class Compactions:
             for at, value in enumerate(values)
             if start <= base + at
         }
+
+
+def _check_relied_on(who: str, partition: Partition) -> None:
+    """Records are gone because of later ones below `clean_to`. A restart must not forget that those are committed.
+
+    Until it hears of that again, readers would find neither.
+    """
+    clean_to, high_watermark = partition.log.cleaned.clean_to, partition.replica.high_watermark
+    if clean_to > high_watermark:
+        raise ViolationError(
+            "what a pass relied on stays committed",
+            f"{who}, {partition}: clean to {clean_to}, committed to {high_watermark}",
+            str(partition),
+        )
 
 
 def _check_last(

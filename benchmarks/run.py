@@ -1,7 +1,7 @@
 """The benchmarks: `make bench`, or `python -m benchmarks.run --help`.
 
-One cluster has three brokers on three executors. One client is in the process that also drives Spark. Many partitions
-and groups are measured without Spark. Nothing is asserted: the figures are printed.
+One cluster has three brokers on three executors. One client is in the process that also drives Spark. Micro-batches,
+many partitions and groups are measured without Spark. Nothing is asserted: the figures are printed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
+from benchmarks.batches import BatchFigures, measure_batches
+from benchmarks.batches import figures as batch_figures
 from benchmarks.clients import ClientsFigures, clients_figures, measure_clients
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, Tormentor, busy
 from benchmarks.figures import Figure, machine, write
@@ -52,7 +54,9 @@ MASTER = "local-cluster[3,2,1024]"
 BROKERS = 3
 RECORD_BYTES = 100
 WITH_SPARK = ("start", "throughput", "latency", "clients", "failover")
-NAMES = ("start", "throughput", "latency", "clients", "partitions", "groups", "failover")
+NAMES = ("start", "throughput", "latency", "clients", "batches", "partitions", "groups", "failover")
+BATCHES = ((1, 5000), (100, 2000), (10_000, 100))
+"""Rows of a micro-batch whose processor time is measured, and how many of them."""
 KEEP_ALL = {"retention.ms": -1}
 
 GOALS = {
@@ -101,6 +105,7 @@ class Report(msgspec.Struct):
     start: StartFigures | None = None
     faults: list[FaultFigures] = []
     busy_faults: list[FaultFigures] = []
+    batches: list[BatchFigures] = []
     many: PartitionFigures | None = None
     groups: GroupFigures | None = None
     members: MembersFigures | None = None
@@ -156,6 +161,10 @@ def measure(options: argparse.Namespace) -> Report:
     """Measure what was asked for."""
     wanted = options.only or NAMES
     report = Report(machine(), options.master)
+    if "batches" in wanted:
+        for rows, count in BATCHES:
+            with err.status(f"processor time of micro-batches of {rows:,} rows"):
+                report.batches.append(measure_batches(rows, count))
     if "partitions" in wanted:
         with err.status(f"{options.many:,} partitions"):
             report.many = measure_partitions(options.many)
@@ -356,6 +365,7 @@ def summary(report: Report, options: argparse.Namespace) -> dict[str, list[Figur
         "throughput": _throughput(report, options) + _sends(report),
         "latency": [] if report.append is None else [_append(report.append.latency)],
         "clients": [] if report.clients is None else clients_figures(report.clients),
+        "batches": [figure for batches in report.batches for figure in batch_figures(batches)],
         "partitions": [] if report.many is None else partition_figures(report.many),
         "groups": _groups(report),
         "failover": _faults(report.faults),

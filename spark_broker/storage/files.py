@@ -69,20 +69,25 @@ def write_fully(fs: FileSystem, fd: int, parts: Sequence[Buffer], position: int)
     The file may hold some of the bytes when this raises.
     """
     for first in range(0, len(parts), _MAX_BUFFERS):
-        position = _write_some(fs, fd, [memoryview(part) for part in parts[first : first + _MAX_BUFFERS]], position)
+        views = [memoryview(part) for part in parts[first : first + _MAX_BUFFERS]]
+        written = fs.pwritev(fd, views, position)
+        position += written
+        if written < sum(map(len, views)):
+            position = _write_rest(fs, fd, views, written, position)
     return position
 
 
-def _write_some(fs: FileSystem, fd: int, views: list[memoryview], position: int) -> int:
-    while views:
-        written = fs.pwritev(fd, views, position)
-        position += written
+def _write_rest(fs: FileSystem, fd: int, views: list[memoryview], written: int, position: int) -> int:
+    """Go on where `written` bytes of these were taken."""
+    while True:
         while views and written >= len(views[0]):
             written -= len(views[0])
             views.pop(0)
-        if views and written:
-            views[0] = views[0][written:]
-    return position
+        if not views:
+            return position
+        views[0] = views[0][written:]
+        written = fs.pwritev(fd, views, position)
+        position += written
 
 
 def read_fully(fs: FileSystem, fd: int, length: int, position: int) -> bytes:

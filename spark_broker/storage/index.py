@@ -24,8 +24,9 @@ class EntryIndex:
     """A growing array of entries. One writer; any number of readers of `entries`."""
 
     def __init__(self, entries: Entries) -> None:
-        self._array = entries
         self.entries = entries
+        self._array = entries
+        self._bytes: memoryview | None = None  # of `_array`; None: it has no room yet
 
     @classmethod
     def empty(cls) -> EntryIndex:
@@ -42,14 +43,14 @@ class EntryIndex:
 
     def extend(self, packed: bytes) -> None:
         """Append packed entries and show them to readers."""
-        added = np.frombuffer(packed, ENTRY_DTYPE)
         count = len(self.entries)
-        if count + len(added) > len(self._array) or not self._array.flags.writeable:
-            grown = np.empty(max(2 * count, count + len(added), _FIRST_CAPACITY), ENTRY_DTYPE)
+        end = count + len(packed) // ENTRY_BYTES
+        if self._bytes is None or end > len(self._array):
+            grown = np.empty(max(2 * count, end, _FIRST_CAPACITY), ENTRY_DTYPE)
             grown[:count] = self.entries
-            self._array = grown
-        self._array[count : count + len(added)] = added
-        self.entries = self._array[: count + len(added)]
+            self._array, self._bytes = grown, grown.view(np.uint8).data
+        self._bytes[count * ENTRY_BYTES : end * ENTRY_BYTES] = packed  # numpy takes ten times as long to copy one entry
+        self.entries = self._array[:end]
 
     def prefix(self, count: int) -> EntryIndex:
         """A new index of the first `count` entries; readers of this one are not disturbed."""

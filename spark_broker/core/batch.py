@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, BatchHeader
 
 NO_PRODUCER = -1
 
 
-@dataclass(frozen=True, slots=True)
-class BatchInfo:
+class BatchInfo(NamedTuple):
     """A batch of the log as the state machine sees it. `next_offset` is exclusive.
 
     `control`: a marker that ends the producer's transaction, as committed or `aborted`; it has no sequence number.
@@ -30,15 +29,16 @@ class BatchInfo:
 
 def batch_info(header: BatchHeader) -> BatchInfo:
     """What the header of a stored batch says."""
+    attributes = header.attributes
     return BatchInfo(
-        base_offset=header.base_offset,
-        next_offset=header.next_offset,
-        leader_epoch=header.leader_epoch,
-        append_time_ms=header.append_time_ms,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        sequence=header.base_sequence,
-        transactional=bool(header.attributes & TRANSACTIONAL),
-        control=bool(header.attributes & CONTROL),
-        aborted=bool(header.attributes & ABORT),
+        header.base_offset,
+        header.base_offset + header.last_offset_delta + 1,
+        header.leader_epoch,
+        header.append_time_ms,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        transactional=bool(attributes & TRANSACTIONAL),
+        control=bool(attributes & CONTROL),
+        aborted=bool(attributes & ABORT),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_broker.core.divergence import Diverging, FetchPosition
 from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
@@ -36,8 +37,7 @@ class RecoveredLog:
     purge_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AppendGrant:
+class AppendGrant(NamedTuple):
     """The place of the leader's next batch."""
 
     base_offset: int

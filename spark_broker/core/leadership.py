@@ -105,9 +105,10 @@ class Leadership:
     def replicated_offset(self, log_end_offset: int) -> int:
         """Every member of the maximal ISR has everything below this offset; -1 while a member has not fetched yet."""
         ends = [log_end_offset]
-        for broker in self.maximal_isr - {self._me}:
-            progress = self.followers.get(broker)
-            ends.append(progress.log_end_offset if progress else -1)
+        for broker in self.maximal_isr:
+            if broker != self._me:
+                progress = self.followers.get(broker)
+                ends.append(progress.log_end_offset if progress else -1)
         return min(ends)
 
     def copied_to(self, now_ms: int, lag_max_ms: int) -> list[int]:

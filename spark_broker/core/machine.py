@@ -90,7 +90,9 @@ class Machine(Generic[S]):
 
     def remember(self, name: str, arguments: Sequence[object], outcome: object, *, moved: bool = False) -> None:
         """Add to the last events what may be kept of this one."""
-        kept = [value if type(value) in self.remembered else self._kept(value) for value in arguments]
+        kept = arguments
+        if not self.remembered.issuperset(map(type, arguments)):
+            kept = [value if type(value) in self.remembered else self._kept(value) for value in arguments]
         self.last_events.add(name, kept, outcome, moved=moved)
 
     def _kept(self, value: object) -> object:

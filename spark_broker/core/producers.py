@@ -10,7 +10,7 @@ producers that have expired.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.transaction_index import TransactionIndex
@@ -30,8 +30,7 @@ SEQUENCE_LIMIT = 2**31
 """Sequence numbers wrap to 0 here."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
+class StoredBatch(NamedTuple):
     """A batch in the log: its sequence number and its offsets, both ends inclusive."""
 
     sequence: int
@@ -39,8 +38,7 @@ class StoredBatch:
     last_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerEntry:
+class ProducerEntry(NamedTuple):
     """Invariant: `batches` has 0 to 5 entries, oldest first, with consecutive sequence numbers.
 
     `batches` is empty while the epoch, which began with a marker, has no batch yet.
@@ -51,9 +49,11 @@ class ProducerEntry:
     last_append_ms: int
 
     def remembers(self, batch: BatchInfo) -> bool:
-        return self.producer_epoch == batch.producer_epoch and any(
-            (stored.sequence, stored.base_offset) == (batch.sequence, batch.base_offset) for stored in self.batches
-        )
+        if self.producer_epoch == batch.producer_epoch:
+            for stored in self.batches:
+                if stored.base_offset == batch.base_offset:
+                    return stored.sequence == batch.sequence
+        return False
 
     @property
     def next_sequence(self) -> int:

@@ -52,7 +52,7 @@ def keep_sequence_numbers_over_a_marker(patch: Patch) -> None:
         before = self._entries.get(batch.producer_id)
         replay(self, batch)
         if batch.control and before is not None:
-            self._entries[batch.producer_id] = replace(self._entries[batch.producer_id], batches=before.batches)
+            self._entries[batch.producer_id] = self._entries[batch.producer_id]._replace(batches=before.batches)
 
     patch.setattr(ProducerStates, "replay", buggy)
 

@@ -32,7 +32,7 @@ from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol import wire
-from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.frame import decode_frames, encode_frames
 from spark_broker.protocol.messages import AppendRequest
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE, schema_to_bytes
@@ -102,7 +102,7 @@ def _run(record: pa.RecordBatch, batches: int, base: Path, figures: BatchFigures
         pass
 
     def encode(number: int) -> None:
-        message = encode_batch(record)
+        message = encoded_batch(record)
         batch = OutgoingBatch(TopicPartition("t", 0), TOPIC_ID, 0, rows, message, complete)
         batch.number(IDENTITY, number)
         outgoing.append(batch)
@@ -110,7 +110,7 @@ def _run(record: pa.RecordBatch, batches: int, base: Path, figures: BatchFigures
     def request(number: int) -> None:
         batch = outgoing[number]
         message = AppendRequest(number, TOPIC_ID, 0, EPOCH, ACKS_ALL, 30_000)
-        sent.append(wire.encode(message, batch.head, batch.body))
+        sent.append(wire.encode(message, batch.message.head, batch.message.body))
 
     def append(number: int) -> None:
         leader.append(Append(payloads[number], EPOCH, ACKS_ALL, 0, deadline_ms), answer)

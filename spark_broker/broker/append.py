@@ -15,7 +15,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.protocol.arrow_message import ParsedBatch, encode_marker, validate
+from spark_broker.protocol.arrow_message import ParsedBatch, encode_marker, layout_of, validate
 from spark_broker.protocol.keys import key_array
 from spark_broker.protocol.wire import Buffer
 
@@ -71,7 +71,8 @@ def validated(append: Append, topic: Topic) -> ParsedBatch:
         raise RecordListTooLargeError(f"a batch of {len(append.message)} bytes; a segment holds less")
     if append.schema_id >= len(topic.schemas):
         raise UnknownTopicOrPartitionError(f"{topic.name} has no schema {append.schema_id} as far as this broker knows")
-    parsed = validate(append.message, topic.schemas[append.schema_id], max_uncompressed_bytes=limit)
+    layout = layout_of(topic.schema_bytes[append.schema_id])
+    parsed = validate(append.message, layout, max_uncompressed_bytes=limit)
     if topic.is_compacted:
         check_keys(parsed.batch, topic)
     return parsed

@@ -55,6 +55,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.arrow_message import ParsedBatch, assign
 from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
+from spark_broker.protocol.message_head import Head
 from spark_broker.protocol.messages import LogEnd, ReplicaStateResponse
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.retention import RetentionClock
@@ -244,16 +245,25 @@ class Partition(GuardedStorage):
 
     def _write(self, append: Append, parsed: ParsedBatch, granted: AppendGrant) -> int:
         append_time_ms = self._append_time_ms()
-        newest_us = self.topic.max_timestamp_us(parsed.batch, append_time_ms)
-        return self._store(append.message, append.schema_id, granted, append_time_ms, newest_us)
+        newest_us = self.topic.max_timestamp_us(parsed, append_time_ms)
+        return self._store(append.message, append.schema_id, granted, append_time_ms, newest_us, parsed.head)
 
     def _append_time_ms(self) -> int:
         return max(self._clock.wall_ms(), self._log.last_append_time_ms)
 
     def _store(
-        self, message: Buffer, schema_id: int, granted: AppendGrant, append_time_ms: int, newest_us: int = NO_TIMESTAMP
+        self,
+        message: Buffer,
+        schema_id: int,
+        granted: AppendGrant,
+        append_time_ms: int,
+        newest_us: int = NO_TIMESTAMP,
+        head: Head | None = None,
     ) -> int:
-        """Assign offsets, write both files, move the state machine on. Returns the offset after the batch."""
+        """Assign offsets, write both files, move the state machine on. Returns the offset after the batch.
+
+        `head`: what the message is known to say about itself.
+        """
         header, message = assign(
             message,
             base_offset=granted.base_offset,
@@ -262,6 +272,7 @@ class Partition(GuardedStorage):
             max_timestamp_us=max(newest_us, self._log.max_timestamp_us),
             first_of_segment=self._log.should_roll(len(message), schema_id, append_time_ms),
             schema_id=schema_id,
+            head=head,
         )
         self.guard_storage(lambda: self._log.append([Frame(header, message)], self.replica.producers))
         self._carry_out(self.replica.appended(batch_info(header), self._clock.boottime_ms()))

@@ -93,7 +93,8 @@ class AppendChannel:
                 if taken is None:
                     return False
                 request, batch = taken
-                self._open_stream().send(request, batch.head, batch.body, timeout_ms=self._request_timeout_ms)
+                message = batch.message
+                self._open_stream().send(request, message.head, message.body, timeout_ms=self._request_timeout_ms)
                 self._owner.written(self._leader, batch)
                 written += 1
         except SparkBrokerError as error:

@@ -15,7 +15,7 @@ from spark_broker.client.inputs import fits, sliced
 from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import RecordMetadata
-from spark_broker.protocol.arrow_message import decode_batch, encode_batch
+from spark_broker.protocol.arrow_message import decode_batch, encoded_batch
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
 
@@ -87,14 +87,14 @@ class Divider:
         return partial(self._divide, complete)
 
     def _divide(self, complete: Complete, batch: OutgoingBatch, limit_bytes: int) -> list[OutgoingBatch]:
-        rows = decode_batch(bytes(batch.head) + bytes(batch.body), DEFAULT_SCHEMA)
+        rows = decode_batch(bytes(batch.message), DEFAULT_SCHEMA)
         # Who refused it may know of a smaller limit than this one.
         halves = [piece for half in _halves(rows) for piece in divided(half, limit_bytes)]
         results = PieceResults(halves, complete)
         return [self._piece(batch, piece, results.part(place)) for place, piece in enumerate(halves)]
 
     def _piece(self, batch: OutgoingBatch, rows: pa.RecordBatch, complete: Complete) -> OutgoingBatch:
-        message = encode_batch(
+        message = encoded_batch(
             rows, schema_id=batch.schema_id, attributes=self.attributes, compression=self.compression
         )
         tp, topic_id, schema_id = batch.topic_partition, batch.topic_id, batch.schema_id

@@ -12,8 +12,7 @@ from spark_broker.client.unseen import Unseen, WatchedFuture
 from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import RecordMetadata, TopicPartition
-from spark_broker.protocol.arrow_message import renumber
-from spark_broker.protocol.ipc_message import head_length
+from spark_broker.protocol.message_head import EncodedBatch
 
 Outcome = RecordMetadata | SparkBrokerError
 
@@ -22,15 +21,14 @@ class OutgoingBatch:
     """One micro-batch of one partition. Its mutable fields are guarded by the sender's lock."""
 
     __slots__ = (
-        "body",
         "complete",
         "correlation_id",
         "deadline_ms",
         "divide",
         "error",
-        "head",
         "identity",
         "last_error",
+        "message",
         "rows",
         "schema_id",
         "sequence",
@@ -47,7 +45,7 @@ class OutgoingBatch:
         topic_id: str,
         schema_id: int,
         rows: int,
-        message: bytes,
+        message: EncodedBatch,
         complete: Callable[[Outcome], None],
         divide: Callable[[OutgoingBatch, int], list[OutgoingBatch]] | None = None,
     ) -> None:
@@ -59,10 +57,7 @@ class OutgoingBatch:
         self.topic_id = topic_id
         self.schema_id = schema_id
         self.rows = rows
-        # Numbering rewrites only the head. The body is never copied again.
-        split = head_length(message)
-        self.head = bytearray(message[:split])
-        self.body = memoryview(message)[split:]
+        self.message = message
         self.size_bytes = len(message)
         self.complete = complete
         self.divide = divide
@@ -78,8 +73,7 @@ class OutgoingBatch:
     def number(self, identity: ProducerIdentity, sequence: int) -> None:
         """Give the batch its number. A retry keeps it: the broker recognises the batch by it."""
         self.identity, self.sequence = identity, sequence
-        renumber(
-            self.head,
+        self.message = self.message.numbered(
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             base_sequence=sequence,

@@ -51,7 +51,7 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.model import GroupMetadata, RecordMetadata, TopicPartition
-from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.transport.client import fork
 
@@ -455,7 +455,7 @@ class Producer(OfOneProcess):
     ) -> None:
         """Encode, wait for room, and hand the batches to the sender. Failures are reported to `complete`."""
         attributes, compression = self._divider.attributes, self._divider.compression
-        message = encode_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=compression)
+        message = encoded_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=compression)
         where = TopicPartition(view.name, partition)
         batch = OutgoingBatch(where, view.topic_id, view.schema_id, rows.num_rows, message, complete, divide)
         with uninterrupted():

@@ -8,10 +8,10 @@ again.
 
 from __future__ import annotations
 
-import binascii
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -26,12 +26,11 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.native_calls import native_calls
-from spark_broker.protocol.crc32c import Buffer, crc32c, crc32c_of
+from spark_broker.protocol.crc32c import Buffer, crc32c
 from spark_broker.protocol.frame import (
     ABORT,
     COMPRESSED,
     CONTROL,
-    FIELDS_BYTES,
     FIRST_OF_SEGMENT,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
@@ -41,20 +40,22 @@ from spark_broker.protocol.frame import (
     TRANSACTIONAL,
     BatchHeader,
     Frame,
-    pack_fields,
-    unpack_fields,
 )
+from spark_broker.protocol.head_template import HeadTemplate, template_of
 from spark_broker.protocol.ipc_message import METADATA_KEY, MessageMetadata, head_length, read_metadata
+from spark_broker.protocol.message_head import VALUE_BYTES, EncodedBatch, Head, check_head, read_head, write_value
 from spark_broker.protocol.row_offsets import Deltas, decode_row_offsets, encode_row_offsets
-from spark_broker.protocol.schema import schema_to_bytes
-
-VALUE_BYTES = 2 * (FIELDS_BYTES + 4 + 4)
-"""Hexadecimal characters of the custom metadata: the fields, the body's CRC, the head's CRC."""
+from spark_broker.protocol.schema import schema_from_bytes, schema_to_bytes
 
 MAX_ROWS = 2**31 - 1
-_HEAD_CRC_CHARS = 8
 _PLACEHOLDER = b"0" * VALUE_BYTES
-_CRCS = struct.Struct("<II")
+_LAYOUTS_KEPT = 1024
+
+FEW_ROWS = 16
+SMALL_BYTES = 64 * 1024
+"""For batches that are not larger, it costs more to ask for their size than to encode them into what grows."""
+
+_VALUE_ROOM = 1024  # for the custom metadata, and what aligns it
 _I64 = struct.Struct("<q")
 _OPTIONS = {
     None: pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5),
@@ -65,20 +66,47 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedBatch:
-    """A batch that passed validation. `header` has the leader's fields as the sender left them."""
+    """A batch that passed validation. The header has the leader's fields as the sender left them."""
 
     batch: pa.RecordBatch
-    header: BatchHeader
+    head: Head
+    layout: BatchLayout
+
+    def column(self, name: str) -> pa.Array:
+        """Raises KeyError. Arrow's look-up by name costs as much as the check of a column."""
+        return self.batch.column(self.layout.columns[name])
+
+    @property
+    def header(self) -> BatchHeader:
+        return self.head.header
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    """What a message says about itself: Arrow's metadata and our value."""
+class BatchLayout:
+    """What is known of the messages of a schema before they come.
 
-    metadata: MessageMetadata
-    header: BatchHeader
-    body_crc: int
-    head_crc: int
+    `columns`: the index of each. `nodes`, `buffers`: how many a message has. `required`: columns that take no nulls.
+    `templates`: heads as our own writer makes them, of each compression.
+    """
+
+    schema: pa.Schema
+    columns: Mapping[str, int]
+    nodes: int
+    buffers: int
+    required: tuple[int, ...]
+    templates: tuple[HeadTemplate, ...]
+
+
+@lru_cache(maxsize=_LAYOUTS_KEPT)
+def layout_of(schema_bytes: bytes) -> BatchLayout:
+    """The layout of a stored schema, which is computed once. Raises InvalidSchemaError."""
+    schema = schema_from_bytes(schema_bytes)
+    counts = [count for field in schema for count in _layout(field.type)]
+    required = tuple(index for index, field in enumerate(schema) if not field.nullable)
+    row = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+    templates = (template_of(encode_batch(row, compression=compression)) for compression in _OPTIONS)
+    columns = {name: index for index, name in enumerate(schema.names)}
+    return BatchLayout(schema, columns, len(counts), sum(counts), required, tuple(filter(None, templates)))
 
 
 def encode_batch(
@@ -92,7 +120,33 @@ def encode_batch(
     compression: str | None = None,
     max_timestamp_us: int = NO_TIMESTAMP,
 ) -> bytes:
-    """The message of a batch of one row or more, with the leader's fields left open.
+    """The message of what `encoded_batch` returns."""
+    return bytes(
+        encoded_batch(
+            batch,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            schema_id=schema_id,
+            attributes=attributes,
+            compression=compression,
+            max_timestamp_us=max_timestamp_us,
+        )
+    )
+
+
+def encoded_batch(
+    batch: pa.RecordBatch,
+    *,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = NO_SEQUENCE,
+    schema_id: int = 0,
+    attributes: int = 0,
+    compression: str | None = None,
+    max_timestamp_us: int = NO_TIMESTAMP,
+) -> EncodedBatch:
+    """A batch of one row or more, encoded with the leader's fields left open.
 
     Slices are encoded without the rows around them. Raises InvalidDataError for an empty batch.
     """
@@ -139,7 +193,7 @@ def encode_marker(
         producer_epoch=producer_epoch,
         attributes=CONTROL | TRANSACTIONAL | (0 if committed else ABORT),
     )
-    return _encode(_no_rows(schema), header, None)
+    return bytes(_encode(_no_rows(schema), header, None))
 
 
 def encode_compacted(
@@ -154,7 +208,7 @@ def encode_compacted(
     attributes = (header.attributes & ~COMPRESSED) | ROW_OFFSETS | (COMPRESSED if compression else 0)
     header = header._replace(row_count=batch.num_rows, attributes=attributes, length=0, message_crc=0)
     tail = encode_row_offsets(deltas, header.last_offset_delta + 1)
-    message = _encode(batch, header, compression, tail)
+    message = bytes(_encode(batch, header, compression, tail))
     return Frame(header._replace(length=len(message), message_crc=crc32c(message)), message)
 
 
@@ -165,11 +219,11 @@ def encode_gap(schema: pa.Schema, header: BatchHeader) -> Frame:
 
 def restamp(message: Buffer, header: BatchHeader) -> Frame:
     """The stored message with these fields in place of its own, and the CRC of that. The rows stay as they are."""
-    target = bytearray(message)
-    head = _read_head(target)
+    head = read_head(message)
     invariant(header.row_count == head.header.row_count, "other rows than the message has")
+    target = bytearray(message)
     header = header._replace(length=len(target))
-    _write_value(target, head.metadata, header, head.body_crc)
+    write_value(target, head, header, head.body_crc)
     return Frame(header._replace(message_crc=crc32c(target)), target)
 
 
@@ -192,35 +246,40 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None, tail: bytes = b"") -> bytes:
+def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None, tail: bytes = b"") -> EncodedBatch:
     """`tail`: what follows the fixed-width value in the custom metadata."""
     with native_calls:
         stream_bytes = _write_stream(batch, compression, tail)
     # The stream begins with the schema message, which is the topic's and not the batch's.
     message = stream_bytes[head_length(memoryview(stream_bytes)) :]
-    metadata = read_metadata(memoryview(message))
-    body = message[metadata.head_bytes :]
-    head = bytearray(message[: metadata.head_bytes])
-    _write_value(head, metadata, header._replace(length=message.size), crc32c(body))
-    return b"".join((head, body))
+    view = memoryview(message)
+    head_bytes = head_length(view)
+    head = bytes(view[:head_bytes])
+    # So many zeros in text are nowhere else in a head: it has no names, and its numbers are smaller.
+    value_at = head.find(_PLACEHOLDER + tail)
+    invariant(value_at > 0, "the placeholder is in the head")
+    body = view[head_bytes:]
+    header = header._replace(length=len(view))
+    return EncodedBatch(head, body, header, crc32c(message[head_bytes:]), value_at).stamped(header)
 
 
 def _write_stream(batch: pa.RecordBatch, compression: str | None, tail: bytes) -> pa.Buffer:
-    stream = pa.BufferOutputStream()
+    """The schema and the batch. The buffer has hardly any room left, since the batch may wait in it for long."""
+    if compression is None and batch.num_rows > FEW_ROWS:
+        length = pa.ipc.get_record_batch_size(batch)
+        if length > SMALL_BYTES:  # A stream that grows would take more memory at first, and be copied.
+            target = pa.allocate_buffer(batch.schema.serialize().size + length + len(tail) + _VALUE_ROOM)
+            with pa.FixedSizeBufferWriter(target) as fixed:
+                _write_to(fixed, batch, compression, tail)
+                return target.slice(0, fixed.tell())
+    growing = pa.BufferOutputStream()
+    _write_to(growing, batch, compression, tail)
+    return pa.py_buffer(growing.getvalue().to_pybytes())
+
+
+def _write_to(stream: pa.NativeFile, batch: pa.RecordBatch, compression: str | None, tail: bytes) -> None:
     writer = pa.ipc.new_stream(stream, batch.schema, options=_OPTIONS[compression])
     writer.write_batch(batch, custom_metadata={METADATA_KEY: _PLACEHOLDER + tail})
-    return stream.getvalue()
-
-
-def renumber(head: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-    """Write a batch's place in its producer's sequence into the encoded batch.
-
-    `head` is the message, or its part before the body. A producer numbers a batch when it is first sent, which is after
-    it was encoded.
-    """
-    parsed = _read_head(head)
-    header = parsed.header._replace(producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
-    _write_value(head, parsed.metadata, header, parsed.body_crc)
 
 
 def assign(
@@ -232,55 +291,72 @@ def assign(
     max_timestamp_us: int,
     first_of_segment: bool = False,
     schema_id: int | None = None,
-) -> tuple[BatchHeader, bytearray]:
+    head: Head | None = None,
+) -> tuple[BatchHeader, bytearray | memoryview]:
     """Fill the leader's fields into a *validated* message, and compute the CRC.
 
-    `max_timestamp_us` is the running maximum of the partition, this batch included. A bytearray is changed in place and
-    returned; anything else is copied once. Raises InvalidRequestError if the partition has too few offsets left: any
-    peer can have its records deleted up to the last offset that there is.
+    `max_timestamp_us` is the running maximum of the partition, this batch included. `head`: what `validate` found in
+    this very message; None: it is read now. A message that can be written is changed in place and returned; any other
+    is copied once. Raises InvalidRequestError if the partition has too few offsets left: any peer can have its records
+    deleted up to the last offset that there is.
     """
-    target = message if isinstance(message, bytearray) else bytearray(message)
-    head = _read_head(target)
-    if base_offset + head.header.last_offset_delta + 1 > OFFSET_MAX:
-        raise InvalidRequestError(f"the partition has no offsets left for {head.header.last_offset_delta + 1} records")
-    attributes = head.header.attributes & ~FIRST_OF_SEGMENT
-    header = head.header._replace(
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        append_time_ms=append_time_ms,
-        max_timestamp_us=max_timestamp_us,
-        attributes=attributes | (FIRST_OF_SEGMENT if first_of_segment else 0),
-        schema_id=head.header.schema_id if schema_id is None else schema_id,
+    head = head or read_head(message)
+    before = head.header
+    if base_offset + before.last_offset_delta + 1 > OFFSET_MAX:
+        raise InvalidRequestError(f"the partition has no offsets left for {before.last_offset_delta + 1} records")
+    attributes = before.attributes & ~FIRST_OF_SEGMENT
+    header = BatchHeader(
+        base_offset,
+        append_time_ms,
+        max_timestamp_us,
+        before.producer_id,
+        before.last_offset_delta,
+        before.row_count,
+        before.length,
+        leader_epoch,
+        before.base_sequence,
+        before.schema_id if schema_id is None else schema_id,
+        before.producer_epoch,
+        attributes | FIRST_OF_SEGMENT if first_of_segment else attributes,
     )
-    _write_value(target, head.metadata, header, head.body_crc)
+    target = _writable(message)
+    write_value(target, head, header, head.body_crc)
     return header._replace(message_crc=crc32c(target)), target
 
 
-def validate(message: Buffer, schema: pa.Schema, *, max_uncompressed_bytes: int) -> ParsedBatch:
+def _writable(message: Buffer) -> bytearray | memoryview:
+    if isinstance(message, bytearray) or (isinstance(message, memoryview) and not message.readonly):
+        return message
+    return bytearray(message)
+
+
+def validate(message: Buffer, layout: BatchLayout, *, max_uncompressed_bytes: int) -> ParsedBatch:
     """Check everything about a message from a client before it is stored; decode it without a copy.
 
     Raises CorruptMessageError for bytes that are not a valid batch, SchemaMismatchError for a batch of another schema
     and MessageTooLargeError when the buffers claim more than `max_uncompressed_bytes` (checked before inflating any).
     """
-    head = _read_head(message)
+    head = read_head(message, layout.templates)
     if head.header.attributes & (CONTROL | ROW_OFFSETS | FIRST_OF_SEGMENT | ABORT):
         raise CorruptMessageError(f"a client may not set attributes {head.header.attributes:#x}")
-    _check_head(message, head)
-    _check_shape(head.metadata, schema)
+    check_head(message, head)
+    _check_shape(head.metadata, layout)
     _check_body(message, head.metadata, max_uncompressed_bytes)
-    if crc32c(_body(message, head.metadata)) != head.body_crc:
+    buffer = pa.py_buffer(message)
+    if crc32c(buffer.slice(head.metadata.head_bytes)) != head.body_crc:
         raise CorruptMessageError("the body of the batch fails its CRC")
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+        batch = pa.ipc.read_record_batch(buffer, layout.schema)
         batch.validate(full=True)
     except MemoryError:
         raise  # It says nothing of the bytes. ArrowMemoryError is an ArrowException, too.
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptMessageError(f"not a valid Arrow batch: {error}") from None
-    for field, column in zip(schema, batch.columns, strict=True):
-        if not field.nullable and column.null_count:
-            raise SchemaMismatchError(f"column {field.name!r} is not nullable and has {column.null_count} nulls")
-    return ParsedBatch(batch, head.header)
+    for index in layout.required:
+        nulls = batch.column(index).null_count
+        if nulls:
+            raise SchemaMismatchError(f"column {layout.schema.names[index]!r} is not nullable and has {nulls} nulls")
+    return ParsedBatch(batch, head, layout)
 
 
 def decode_batch(message: Buffer, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.RecordBatch:
@@ -308,8 +384,8 @@ def verify_stored(message: Buffer) -> BatchHeader:
 
     Raises CorruptMessageError. This is how recovery makes an index entry out of the `.arrow` file alone.
     """
-    head = _read_head(message)
-    _check_head(message, head)
+    head = read_head(message)
+    check_head(message, head)
     if crc32c(_body(message, head.metadata)) != head.body_crc:
         raise CorruptMessageError("the body of the batch fails its CRC")
     return head.header._replace(message_crc=crc32c(message))
@@ -342,68 +418,11 @@ def _body(message: Buffer, metadata: MessageMetadata) -> pa.Buffer:
     return pa.py_buffer(message).slice(metadata.head_bytes)
 
 
-def _read_head(message: Buffer) -> _Head:
-    metadata = read_metadata(message)
-    if metadata.value_bytes < VALUE_BYTES:
-        raise CorruptMessageError(f"custom metadata of {metadata.value_bytes} characters; it must have {VALUE_BYTES}")
-    value = bytes(memoryview(message)[metadata.value_at : metadata.value_at + VALUE_BYTES])
-    try:
-        raw = binascii.unhexlify(value)
-    except ValueError:
-        raise CorruptMessageError("the custom metadata is not hexadecimal") from None
-    if binascii.hexlify(raw) != value:
-        raise CorruptMessageError("the custom metadata is not in lower case")
-    body_crc, head_crc = _CRCS.unpack_from(raw, FIELDS_BYTES)
-    header = unpack_fields(raw[:FIELDS_BYTES])
-    if metadata.value_bytes > VALUE_BYTES and not header.attributes & ROW_OFFSETS:
-        raise CorruptMessageError(f"custom metadata of {metadata.value_bytes} characters; it must have {VALUE_BYTES}")
-    return _Head(metadata, header, body_crc, head_crc)
-
-
-def _write_value(target: bytearray, metadata: MessageMetadata, header: BatchHeader, body_crc: int) -> None:
-    """Overwrite the value in place; `target` begins with the message's head."""
-    invariant(metadata.value_bytes >= VALUE_BYTES, "the placeholder has the width of the value")
-    end = metadata.value_at + VALUE_BYTES
-    value = binascii.hexlify(pack_fields(header) + body_crc.to_bytes(4, "little"))
-    target[metadata.value_at : end - _HEAD_CRC_CHARS] = value
-    target[end - _HEAD_CRC_CHARS : end] = binascii.hexlify(_head_crc(target, metadata).to_bytes(4, "little"))
-
-
-def _head_crc(message: Buffer, metadata: MessageMetadata) -> int:
-    head = bytes(memoryview(message)[: metadata.head_bytes])
-    end = metadata.value_at + VALUE_BYTES
-    return crc32c_of((head[: end - _HEAD_CRC_CHARS], head[end:]))
-
-
-def _check_head(message: Buffer, head: _Head) -> None:
-    metadata, header = head.metadata, head.header
-    if header.length != len(message) or metadata.body_bytes != len(message) - metadata.head_bytes:
-        raise CorruptMessageError(f"the message has {len(message)} bytes and claims {header.length}")
-    if metadata.row_count != header.row_count:
-        raise CorruptMessageError(f"the batch has {metadata.row_count} rows and claims {header.row_count}")
-    if not _spans_its_rows(header):
-        raise CorruptMessageError(f"{header.row_count} rows, but a last offset delta of {header.last_offset_delta}")
-    if (metadata.compression is not None) != bool(header.attributes & COMPRESSED):
-        raise CorruptMessageError("the batch and its attributes disagree about compression")
-    if _head_crc(message, metadata) != head.head_crc:
-        raise CorruptMessageError("the head of the batch fails its CRC")
-
-
-def _spans_its_rows(header: BatchHeader) -> bool:
-    """Whether a batch has as many offsets as rows; a marker has one offset, a compacted batch has more than rows."""
-    span = header.last_offset_delta + 1
-    if header.attributes & ROW_OFFSETS:
-        return 0 <= header.row_count <= span
-    return bool(header.attributes & CONTROL) or 0 < header.row_count == span
-
-
-def _check_shape(metadata: MessageMetadata, schema: pa.Schema) -> None:
-    layout = [counts for field in schema for counts in _layout(field.type)]
-    nodes, buffers = len(layout), sum(layout)
-    if len(metadata.nodes) != nodes or len(metadata.buffers) != buffers:
+def _check_shape(metadata: MessageMetadata, layout: BatchLayout) -> None:
+    if len(metadata.nodes) != layout.nodes or len(metadata.buffers) != layout.buffers:
         raise SchemaMismatchError(
             f"the batch has {len(metadata.nodes)} columns (nested ones counted) in {len(metadata.buffers)} buffers; "
-            f"the topic's schema has {nodes} in {buffers}"
+            f"the topic's schema has {layout.nodes} in {layout.buffers}"
         )
 
 
@@ -429,14 +448,14 @@ def _layout(kind: pa.DataType) -> Iterator[int]:
 
 def _check_body(message: Buffer, metadata: MessageMetadata, max_uncompressed_bytes: int) -> None:
     """Every node and buffer is within bounds, and what the buffers would inflate to is within the limit."""
-    for node in metadata.nodes:
-        if not 0 <= node.null_count <= node.length:
-            raise CorruptMessageError(f"a column of {node.length} rows with {node.null_count} nulls")
-    total = 0
-    for span in metadata.buffers:
-        if span.offset < 0 or span.length < 0 or span.offset + span.length > metadata.body_bytes or span.offset % 8:
-            raise CorruptMessageError(f"a buffer at {span} in a body of {metadata.body_bytes} bytes")
-        total += _inflated_bytes(message, metadata, span.offset, span.length) if metadata.compression else span.length
+    for length, nulls in metadata.nodes:
+        if not 0 <= nulls <= length:
+            raise CorruptMessageError(f"a column of {length} rows with {nulls} nulls")
+    total, body_bytes, compressed = 0, metadata.body_bytes, metadata.compression is not None
+    for offset, length in metadata.buffers:
+        if offset < 0 or length < 0 or offset + length > body_bytes or offset % 8:
+            raise CorruptMessageError(f"a buffer at {offset} of {length} bytes in a body of {body_bytes} bytes")
+        total += _inflated_bytes(message, metadata, offset, length) if compressed else length
     if total > max_uncompressed_bytes:
         raise MessageTooLargeError(f"the batch is {total} bytes uncompressed; the limit is {max_uncompressed_bytes}")
 

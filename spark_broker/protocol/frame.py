@@ -8,7 +8,7 @@ the 68 bytes before it, so it is the same on disk and on the wire. A wrong posit
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntFlag
 from typing import NamedTuple
 
@@ -51,12 +51,13 @@ ENTRY_DTYPE = np.dtype(
 )
 """The entry on disk; `position` is the byte of the `.arrow` file at which the message begins."""
 
-_FIELDS = struct.Struct("<4q6ihHI")
+_COVERED = struct.Struct("<4q6ihHII")
+_REST = struct.Struct("<Iq")  # of the entry: its CRC, the position
 _HEADER = struct.Struct("<4q6ihHIII")
 _U32 = struct.Struct("<I")
 _CRC_AT = 68
 invariant(ENTRY_DTYPE.itemsize == ENTRY_BYTES and _HEADER.size == HEADER_BYTES, "the entry has 80 bytes, the header 72")
-invariant(_FIELDS.size == FIELDS_BYTES, "the fields have 64 bytes")
+invariant(_COVERED.size == _CRC_AT == FIELDS_BYTES + 4, "the fields have 64 bytes")
 
 
 class Attributes(IntFlag):
@@ -124,14 +125,8 @@ class Frame(NamedTuple):
     message: Buffer
 
 
-def pack_fields(header: BatchHeader) -> bytes:
-    """The 64 bytes of the fields, without CRCs (they travel inside the message as well)."""
-    return _FIELDS.pack(*header[:12], 0)
-
-
-def unpack_fields(data: Buffer) -> BatchHeader:
-    """The header from its 64 bytes of fields; `message_crc` is 0. Raises CorruptMessageError."""
-    *fields, reserved = _FIELDS.unpack(data)
+def checked_header(fields: Sequence[int], reserved: int) -> BatchHeader:
+    """The header of these fields, as they travel inside the message; `message_crc` is 0. Raises CorruptMessageError."""
     if reserved:
         raise CorruptMessageError(f"the reserved field of a batch is {reserved}")
     return _checked(BatchHeader._make((*fields, 0)))
@@ -139,7 +134,7 @@ def unpack_fields(data: Buffer) -> BatchHeader:
 
 def pack_header(header: BatchHeader) -> bytes:
     """The 72 bytes of the header on the wire, with the entry's CRC."""
-    covered = pack_fields(header) + _U32.pack(header.message_crc)
+    covered = _COVERED.pack(*header[:12], 0, header[12])
     return covered + _U32.pack(crc32c(covered))
 
 
@@ -158,7 +153,8 @@ def unpack_header(data: Buffer, offset: int = 0, *, verify: bool = True) -> Batc
 
 def pack_entry(header: BatchHeader, position: int) -> bytes:
     """The 80 bytes of the entry on disk."""
-    return pack_header(header) + position.to_bytes(8, "little", signed=True)
+    covered = _COVERED.pack(*header[:12], 0, header[12])
+    return covered + _REST.pack(crc32c(covered), position)
 
 
 def encode_frames(frames: Iterable[Frame]) -> list[Buffer]:

@@ -8,6 +8,7 @@ could pass validation and change its own shape when the leader assigns its offse
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from spark_broker.errors import CorruptMessageError
@@ -29,34 +30,45 @@ _CODECS = ("lz4", "zstd")
 """By their number in Arrow's metadata."""
 
 
-class FieldNode(NamedTuple):
-    """Length and null count of one (possibly nested) column."""
-
-    length: int
-    null_count: int
-
-
-class BufferSpan(NamedTuple):
-    """Where one buffer lies in the body."""
-
-    offset: int
-    length: int
+Pairs = Sequence[tuple[int, int]]
 
 
 class MessageMetadata(NamedTuple):
     """A RecordBatch message: `head_bytes` up to the body; our value is at `value_at`, `value_bytes` long.
 
+    `nodes`: length and null count of each (possibly nested) column. `buffers`: offset in the body and length of each.
     `compression`: the codec of the buffers; None: they are not compressed.
     """
 
     head_bytes: int
     body_bytes: int
     row_count: int
-    nodes: list[FieldNode]
-    buffers: list[BufferSpan]
+    nodes: Pairs
+    buffers: Pairs
     compression: str | None
     value_at: int
     value_bytes: int
+
+
+class Place(NamedTuple):
+    """Bytes of a head, from `start` to `end` (exclusive), that hold numbers or our value: nothing that leads on."""
+
+    start: int
+    end: int
+
+    def moved(self, by: int) -> Place:
+        """The same place, where `by` bytes are put before the head."""
+        return Place(self.start + by, self.end + by)
+
+
+class Places(NamedTuple):
+    """Where a head has what differs from batch to batch. An empty place: the head leaves out a number that is 0."""
+
+    body_bytes: Place
+    row_count: Place
+    nodes: Place
+    buffers: Place
+    value: Place
 
 
 def head_length(message: Buffer) -> int:
@@ -74,6 +86,11 @@ def head_length(message: Buffer) -> int:
 
 def read_metadata(message: Buffer) -> MessageMetadata:
     """Parse the head of the message (the body need not be there). Raises CorruptMessageError."""
+    return read_places(message)[0]
+
+
+def read_places(message: Buffer) -> tuple[MessageMetadata, Places]:
+    """What `read_metadata` returns, and where it was found. Raises CorruptMessageError."""
     head = head_length(message)
     reader = _Reader(bytes(memoryview(message)[_PREFIX.size : head]))
     try:
@@ -96,33 +113,37 @@ class _Reader:
         self.data = data
         self.touched: list[tuple[int, int]] = []
 
-    def message(self, head_bytes: int) -> MessageMetadata:
+    def message(self, head_bytes: int) -> tuple[MessageMetadata, Places]:
         self._touch(0, 4)
         root = self._table(_U32.unpack_from(self.data, 0)[0])
-        version = self._scalar(root, 0, _U16, 0)
-        kind = self.data[field] if (field := self._field(root, 1, 1)) else 0
+        version_at, kind_at = self._field(root, 0, 2), self._field(root, 1, 1)
+        version = _U16.unpack_from(self.data, version_at)[0] if version_at else 0
+        kind = self.data[kind_at] if kind_at else 0
         if version != _METADATA_V5 or kind != _RECORD_BATCH:
             raise CorruptMessageError(f"not a record batch of metadata V5 (version {version}, message type {kind})")
         batch = self._child(root, 2)
-        body_bytes = self._scalar(root, 3, _I64, 0)
-        value_at, value_bytes = self._value(root)
-        metadata = MessageMetadata(
-            head_bytes=head_bytes,
-            body_bytes=body_bytes,
-            row_count=self._scalar(batch, 0, _I64, 0),
-            nodes=[FieldNode(*pair) for pair in self._pairs(batch, 1)],
-            buffers=[BufferSpan(*pair) for pair in self._pairs(batch, 2)],
-            compression=self._compression(batch),
-            value_at=value_at + _PREFIX.size,
-            value_bytes=value_bytes,
-        )
+        body_at, value, rows_at = self._field(root, 3, 8), self._value(root), self._field(batch, 0, 8)
+        nodes, buffers = self._pairs(batch, 1), self._pairs(batch, 2)
+        compression = self._compression(batch)
         if self._field(batch, 4, 4):
             raise CorruptMessageError("the batch uses view types")
-        self._check_disjoint(value_at, value_at + value_bytes)
-        return metadata
+        self._check_disjoint(value)
+        metadata = MessageMetadata(
+            head_bytes=head_bytes,
+            body_bytes=_I64.unpack_from(self.data, body_at)[0] if body_at else 0,
+            row_count=_I64.unpack_from(self.data, rows_at)[0] if rows_at else 0,
+            nodes=tuple(_PAIR.iter_unpack(self.data[nodes.start : nodes.end])),
+            buffers=tuple(_PAIR.iter_unpack(self.data[buffers.start : buffers.end])),
+            compression=compression,
+            value_at=value.start + _PREFIX.size,
+            value_bytes=value.end - value.start,
+        )
+        numbers = (Place(at, at + 8 if at else 0) for at in (body_at, rows_at))
+        places = Places(*(place.moved(_PREFIX.size) for place in (*numbers, nodes, buffers, value)))
+        return metadata, places
 
-    def _value(self, root: _Table) -> tuple[int, int]:
-        """Position and length of the value of the only custom metadata key. The value itself is not in `touched`."""
+    def _value(self, root: _Table) -> Place:
+        """Where the value of the only custom metadata key is. The value itself is not in `touched`."""
         start, count = self._vector(self._field(root, 4, 4), 4)
         if count != 1:
             raise CorruptMessageError(f"the batch has {count} custom metadata keys; it must have one")
@@ -132,7 +153,7 @@ class _Reader:
             raise CorruptMessageError("the custom metadata key of the batch is not ours")
         value_at, value_bytes = self._vector(self._field(pair, 1, 4), 1)
         self.touched[-1] = (value_at - 4, value_at)
-        return value_at, value_bytes
+        return Place(value_at, value_at + value_bytes)
 
     def _compression(self, batch: _Table) -> str | None:
         field = self._field(batch, 3, 4)
@@ -146,7 +167,8 @@ class _Reader:
             raise CorruptMessageError(f"the batch is compressed by codec {codec}, which is not known")
         return _CODECS[codec]
 
-    def _check_disjoint(self, start: int, end: int) -> None:
+    def _check_disjoint(self, value: Place) -> None:
+        start, end = value
         if any(low < end and start < high for low, high in self.touched):
             raise CorruptMessageError("the custom metadata of the batch overlaps its other metadata")
 
@@ -178,10 +200,6 @@ class _Reader:
             raise CorruptMessageError("a field of an Arrow message lies outside its table")
         return table.at + offset
 
-    def _scalar(self, table: _Table, slot: int, kind: struct.Struct, default: int) -> int:
-        field = self._field(table, slot, kind.size)
-        return int(kind.unpack_from(self.data, field)[0]) if field else default
-
     def _child(self, table: _Table, slot: int) -> _Table:
         field = self._field(table, slot, 4)
         if not field:
@@ -198,6 +216,6 @@ class _Reader:
         self._touch(at, at + 4 + count * item_bytes)
         return at + 4, count
 
-    def _pairs(self, table: _Table, slot: int) -> list[tuple[int, int]]:
+    def _pairs(self, table: _Table, slot: int) -> Place:
         start, count = self._vector(self._field(table, slot, 4), _PAIR.size)
-        return list(_PAIR.iter_unpack(self.data[start : start + count * _PAIR.size]))
+        return Place(start, start + count * _PAIR.size)

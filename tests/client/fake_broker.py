@@ -36,7 +36,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.arrow_message import assign, decode_batch, encode_batch, encode_marker, validate
+from spark_broker.protocol.arrow_message import assign, decode_batch, encode_batch, encode_marker, layout_of, validate
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, BatchHeader, Frame, encode_frames
 from spark_broker.protocol.messages import (
@@ -321,7 +321,8 @@ class FakeCluster:
             try:
                 message = bytearray(payload)
                 topic, part = self.find(request.topic_id, request.partition)
-                header = validate(message, topic.parsed_schemas[request.schema_id], max_uncompressed_bytes=2**31).header
+                layout = layout_of(topic.schemas[request.schema_id])
+                header = validate(message, layout, max_uncompressed_bytes=2**31).header
                 self._record(broker, request, header, message)
                 reaction = self.append_hook(broker, request, header)
                 if isinstance(reaction, SparkBrokerError):
@@ -330,7 +331,7 @@ class FakeCluster:
                 limit = int(topic.config.get("max.message.bytes", 2**31))
                 if len(message) > limit:
                     raise MessageTooLargeError(f"{len(message)} bytes")
-                validate(message, topic.parsed_schemas[request.schema_id], max_uncompressed_bytes=limit)
+                validate(message, layout, max_uncompressed_bytes=limit)
                 if header.attributes & TRANSACTIONAL:
                     key = (request.topic_id, request.partition)
                     self.transactions.add(request.transactional_id, header.producer_id, header.producer_epoch, key)

@@ -9,12 +9,12 @@ from spark_broker.client.partition_queue import PartitionQueue
 from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import MessageTooLargeError, OutOfOrderSequenceNumberError, RequestTimedOutError
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.arrow_message import encoded_batch
 
 IN_FLIGHT = 5
 TP = TopicPartition("t", 0)
 OLD, NEW = ProducerIdentity(7, 0), ProducerIdentity(8, 0)
-MESSAGE = encode_batch(pa.record_batch({"value": [b"x"]}))
+MESSAGE = encoded_batch(pa.record_batch({"value": [b"x"]}))
 
 
 def queue_of(batches: int) -> PartitionQueue:

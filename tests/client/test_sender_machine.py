@@ -36,7 +36,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import RecordMetadata, TopicPartition
-from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.messages import (
     AppendRequest,
     AppendResponse,
@@ -47,7 +47,7 @@ from spark_broker.protocol.messages import (
 )
 
 TOPIC_ID = "0" * 32
-MESSAGE = encode_batch(pa.record_batch({"value": [b"x"]}))
+MESSAGE = encoded_batch(pa.record_batch({"value": [b"x"]}))
 BACKOFF_MS = 100
 REQUEST_TIMEOUT_MS = 5000
 DELIVERY_TIMEOUT_MS = 20_000

@@ -10,14 +10,12 @@ import pyarrow as pa
 
 from spark_broker.errors import CorruptMessageError
 from spark_broker.protocol.arrow_message import (
-    VALUE_BYTES,
-    _read_head,
-    _write_value,
     encode_batch,
 )
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.ipc_message import MessageMetadata, read_metadata
+from spark_broker.protocol.message_head import VALUE_BYTES, read_head, write_value
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 from tests.fuzz.mutate import INTERESTING, mutate, overwrite_number
 
@@ -136,17 +134,17 @@ def _overwrite_pair(rng: random.Random, target: bytearray, metadata: MessageMeta
 
 
 def _lie_about_inflation(rng: random.Random, target: bytearray, metadata: MessageMetadata) -> None:
-    spans = [span for span in metadata.buffers if span.length >= 8]
-    if spans:
-        span = rng.choice(spans)
+    offsets = [offset for offset, length in metadata.buffers if length >= 8]
+    if offsets:
+        offset = rng.choice(offsets)
         lie = rng.choice((-1, -2, 0, 1, 8, 1 << 16, 1 << 22, 1 << 24, 2**31, 2**62))
-        struct.pack_into("<q", target, metadata.head_bytes + span.offset, lie)
+        struct.pack_into("<q", target, metadata.head_bytes + offset, lie)
 
 
 def _forged(rng: random.Random, target: bytearray) -> bytes:
     """The message with right checksums, sometimes with other fields in the placeholder; unchanged without a head."""
     try:
-        head = _read_head(target)
+        head = read_head(target)
     except CorruptMessageError:
         return bytes(target)
     header = head.header._replace(length=len(target))
@@ -155,7 +153,7 @@ def _forged(rng: random.Random, target: bytearray) -> bytes:
         header = header._replace(row_count=rows, last_offset_delta=rows - 1)
     if rng.random() < 0.2:
         header = _lying_header(rng, header)
-    _write_value(target, head.metadata, header, crc32c(bytes(target[head.metadata.head_bytes :])))
+    write_value(target, head, header, crc32c(bytes(target[head.metadata.head_bytes :])))
     return bytes(target)
 
 

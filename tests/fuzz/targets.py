@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +22,15 @@ from spark_broker.core.groups.records import VALUE_TYPES, OldOffsetKey, OldOffse
 from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol import wire
-from spark_broker.protocol.arrow_message import assign, decode_batch, encode_batch, validate, verify_stored
+from spark_broker.protocol.arrow_message import (
+    ParsedBatch,
+    assign,
+    decode_batch,
+    encode_batch,
+    layout_of,
+    validate,
+    verify_stored,
+)
 from spark_broker.protocol.frame import Frame, decode_frames, encode_frames
 from spark_broker.protocol.messages import CallRequest, CallResponse, ErrorResponse, StreamMessage
 from spark_broker.protocol.schema import schema_from_bytes, schema_to_bytes
@@ -159,7 +168,7 @@ def _judge_schema(data: bytes) -> None:
     _promise(schema_to_bytes(schema) == stored, "a stored schema is stored the same again")
     batch = pa.RecordBatch.from_arrays([pa.nulls(2, field.type) for field in schema], schema=schema)
     if all(field.nullable for field in schema):
-        parsed = validate(encode_batch(batch), schema, max_uncompressed_bytes=MAX_UNCOMPRESSED_BYTES)
+        parsed = validate(encode_batch(batch), layout_of(stored), max_uncompressed_bytes=MAX_UNCOMPRESSED_BYTES)
         _promise(parsed.batch.equals(batch), "a topic of an accepted schema takes batches")
 
 
@@ -199,22 +208,26 @@ def _judge_batch(data: bytes) -> None:
     message = memoryview(data)[1:] if data[0] & _FLAG_UNALIGNED else data[1:]
     with contextlib.suppress(SparkBrokerError):
         verify_stored(message)
-    parsed = validate(message, schema, max_uncompressed_bytes=MAX_UNCOMPRESSED_BYTES)
+    parsed = validate(message, layout_of(schema_to_bytes(schema)), max_uncompressed_bytes=MAX_UNCOMPRESSED_BYTES)
     try:
-        _judge_accepted(message, schema, parsed.batch)
+        _judge_accepted(message, schema, parsed)
     except SparkBrokerError as error:
         raise ViolationError(f"an accepted batch is refused later: {error}") from error
 
 
-def _judge_accepted(message: bytes | memoryview, schema: pa.Schema, batch: pa.RecordBatch) -> None:
+def _judge_accepted(message: bytes | memoryview, schema: pa.Schema, parsed: ParsedBatch) -> None:
     """Everything that a leader, a follower, recovery and a consumer do with a batch once it was accepted."""
+    batch = parsed.batch
     batch.validate(full=True)
     size = batch.get_total_buffer_size()
     _promise(size <= MAX_UNCOMPRESSED_BYTES, f"an accepted batch has {size} bytes")
     column = "timestamp" if "timestamp" in schema.names else "at" if "at" in schema.names else ""
     topic = Topic("t", "0" * 32, (schema,), (schema_to_bytes(schema),), TopicConfig(), column)
-    newest = topic.max_timestamp_us(batch, 1)
-    header, stored = assign(message, base_offset=7, leader_epoch=3, append_time_ms=1, max_timestamp_us=newest)
+    newest = topic.max_timestamp_us(parsed, 1)
+    _promise(newest == topic.timestamps_us(batch, 1).max(), "no record has a newer timestamp")
+    assigned = partial(assign, message, base_offset=7, leader_epoch=3, append_time_ms=1, max_timestamp_us=newest)
+    header, stored = assigned(head=parsed.head)
+    _promise((header, stored) == assigned(), "the leader writes where a full parse would")
     _promise(verify_stored(stored) == header, "recovery finds the header that the leader wrote")
     (frame,) = decode_frames(b"".join(encode_frames([Frame(header, stored)])))
     _promise(frame.header == header and bytes(frame.message) == bytes(stored), "a follower gets the leader's bytes")

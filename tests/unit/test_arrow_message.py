@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,19 +20,20 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.protocol.arrow_message import (
-    VALUE_BYTES,
-    _read_head,
-    _write_value,
+    FEW_ROWS,
+    ParsedBatch,
     assign,
     decode_batch,
     encode_batch,
-    renumber,
+    encoded_batch,
+    layout_of,
     validate,
     verify_stored,
 )
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import COMPRESSED, CONTROL, FIRST_OF_SEGMENT, ROW_OFFSETS
-from spark_broker.protocol.ipc_message import read_metadata
+from spark_broker.protocol.ipc_message import END_OF_STREAM, METADATA_KEY, read_metadata
+from spark_broker.protocol.message_head import VALUE_BYTES, read_head, write_value
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE, schema_to_bytes
 
 LIMIT = 1 << 24
@@ -78,7 +80,11 @@ def kafka_records(values: list[bytes]) -> pa.RecordBatch:
 
 
 def check(message: Any, schema: pa.Schema = MANY_TYPES, limit: int = LIMIT) -> pa.RecordBatch:
-    return validate(message, schema, max_uncompressed_bytes=limit).batch
+    return parsed(message, schema, limit).batch
+
+
+def parsed(message: Any, schema: pa.Schema = MANY_TYPES, limit: int = LIMIT) -> ParsedBatch:
+    return validate(message, layout_of(schema_to_bytes(schema)), max_uncompressed_bytes=limit)
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
@@ -93,13 +99,13 @@ def test_a_batch_of_every_kind_of_column_comes_back_equal(compression: str | Non
         compression=compression,
         max_timestamp_us=77,
     )
-    parsed = validate(message, MANY_TYPES, max_uncompressed_bytes=LIMIT)
-    assert parsed.batch.equals(batch)
-    assert parsed.header._replace(length=0) == parsed.header._replace(length=0, base_offset=-1, leader_epoch=-1)
-    assert (parsed.header.producer_id, parsed.header.producer_epoch, parsed.header.base_sequence) == (5, 1, 9)
-    assert (parsed.header.schema_id, parsed.header.max_timestamp_us, parsed.header.row_count) == (2, 77, 20)
-    assert parsed.header.length == len(message)
-    assert parsed.header.attributes == (COMPRESSED if compression else 0)
+    came = parsed(message)
+    assert came.batch.equals(batch)
+    assert came.header._replace(length=0) == came.header._replace(length=0, base_offset=-1, leader_epoch=-1)
+    assert (came.header.producer_id, came.header.producer_epoch, came.header.base_sequence) == (5, 1, 9)
+    assert (came.header.schema_id, came.header.max_timestamp_us, came.header.row_count) == (2, 77, 20)
+    assert came.header.length == len(message)
+    assert came.header.attributes == (COMPRESSED if compression else 0)
     assert decode_batch(message, MANY_TYPES).equals(batch)
     assert decode_batch(message, MANY_TYPES, ["text", "flag"]).equals(batch.select(["text", "flag"]))
 
@@ -112,9 +118,34 @@ def test_only_the_rows_of_a_slice_are_encoded() -> None:
     assert check(message, DEFAULT_SCHEMA).equals(part)
 
 
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 2000])
+def test_however_large_it_is_a_batch_is_encoded_as_arrow_encodes_it(rows: int, compression: str | None) -> None:
+    batch = kafka_records([bytes([row % 256]) * 100 for row in range(rows)])
+    head = read_head(message := encode_batch(batch, compression=compression))
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        at = head.metadata.value_at
+        writer.write_batch(batch, custom_metadata={METADATA_KEY: message[at : at + VALUE_BYTES]})
+    end = len(END_OF_STREAM)
+    assert message == sink.getvalue().to_pybytes()[len(schema_to_bytes(DEFAULT_SCHEMA)) : -end]
+
+
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(InvalidDataError):
         encode_batch(kafka_records([]))
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("schema", [MANY_TYPES, DEFAULT_SCHEMA])
+def test_the_head_of_every_batch_of_ours_is_known_before_it_comes(schema: pa.Schema, compression: str | None) -> None:
+    batches = [many_types(rows) for rows in (1, 2, 20, 300)] if schema is MANY_TYPES else [kafka_records([b"", b"x"])]
+    for batch in batches:
+        message = encode_batch(batch, producer_id=9, compression=compression)
+        found = [template.read(message) for template in layout_of(schema_to_bytes(schema)).templates]
+        assert sorted(map(bool, found)) == [False, False, True]
+        assert read_metadata(message) in found
 
 
 def test_the_message_is_plain_arrow_after_the_schema() -> None:
@@ -122,14 +153,25 @@ def test_the_message_is_plain_arrow_after_the_schema() -> None:
     assert pa.ipc.open_stream(stream).read_all().num_rows == 7
 
 
-@pytest.mark.parametrize("mutable", [False, True])
-def test_the_leader_overwrites_its_fields_in_place_and_nothing_else(mutable: bool) -> None:
+@pytest.mark.parametrize("parse", [False, True])
+@pytest.mark.parametrize("given", [bytes, bytearray, memoryview, lambda message: memoryview(bytearray(message))])
+def test_the_leader_overwrites_its_fields_in_place_and_nothing_else(
+    given: Callable[[bytes], bytes | bytearray | memoryview], parse: bool
+) -> None:
     message = encode_batch(many_types(), producer_id=5)
-    given = bytearray(message) if mutable else message
-    header, stored = assign(
-        given, base_offset=100, leader_epoch=4, append_time_ms=9, max_timestamp_us=8, first_of_segment=True
+    came = given(message)
+    header, target = assign(
+        came,
+        base_offset=100,
+        leader_epoch=4,
+        append_time_ms=9,
+        max_timestamp_us=8,
+        first_of_segment=True,
+        head=None if parse else parsed(came).head,
     )
-    assert (stored is given) == mutable
+    stored = bytes(target)
+    assert (target is came) != memoryview(came).readonly
+    assert bytes(came) == (message if memoryview(came).readonly else stored)
     assert (header.base_offset, header.leader_epoch, header.append_time_ms, header.max_timestamp_us) == (100, 4, 9, 8)
     assert header.attributes == FIRST_OF_SEGMENT
     assert header.message_crc == crc32c(stored)
@@ -140,12 +182,15 @@ def test_the_leader_overwrites_its_fields_in_place_and_nothing_else(mutable: boo
     assert decode_batch(stored, MANY_TYPES).equals(many_types())
 
 
-def test_a_batch_is_renumbered_by_its_head_alone() -> None:
-    message = encode_batch(many_types())
-    head = bytearray(message[: read_metadata(message).head_bytes])
-    renumber(head, producer_id=1, producer_epoch=2, base_sequence=3)
-    again = validate(bytes(head) + message[len(head) :], MANY_TYPES, max_uncompressed_bytes=LIMIT)
-    assert (again.header.producer_id, again.header.producer_epoch, again.header.base_sequence) == (1, 2, 3)
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_batch_is_numbered_again_as_if_it_were_encoded_so(compression: str | None) -> None:
+    batch = encoded_batch(many_types(), compression=compression, schema_id=1)
+    assert len(batch) == len(bytes(batch)) == batch.header.length
+    for numbers in ({"producer_id": 1, "producer_epoch": 2, "base_sequence": 3}, {"producer_id": 2**62}):
+        again = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | numbers
+        numbered = batch.numbered(**again)
+        assert numbered.body is batch.body
+        assert bytes(numbered) == encode_batch(many_types(), compression=compression, schema_id=1, **again)
 
 
 def test_a_message_at_an_odd_address_decodes() -> None:
@@ -159,17 +204,16 @@ def test_a_message_at_an_odd_address_decodes() -> None:
 def forged(message: bytes, **fields: int) -> bytes:
     """The message with other fields and CRCs to match, as from a malicious client that computes checksums."""
     target = bytearray(message)
-    metadata = read_metadata(target)
-    header = validate(message, MANY_TYPES, max_uncompressed_bytes=LIMIT).header._replace(**fields)
-    _write_value(target, metadata, header, crc32c(bytes(target[metadata.head_bytes :])))
+    head = read_head(target)
+    write_value(target, head, parsed(message).header._replace(**fields), crc32c(bytes(target[len(head.data) :])))
     return bytes(target)
 
 
 def resealed(message: bytearray) -> bytes:
     """The message with CRCs that match its changed bytes."""
-    head = _read_head(message)
+    head = read_head(message)
     body_crc = crc32c(bytes(message[head.metadata.head_bytes :]))
-    _write_value(message, head.metadata, head.header._replace(length=len(message)), body_crc)
+    write_value(message, head, head.header._replace(length=len(message)), body_crc)
     return bytes(message)
 
 
@@ -216,9 +260,9 @@ def test_a_small_message_that_claims_to_be_huge_is_refused_before_it_is_inflated
         check(bomb, DEFAULT_SCHEMA, limit=1 << 20)
     message = bytearray(encode_batch(many_types(), compression=compression))
     metadata = read_metadata(message)
-    span = next(span for span in metadata.buffers if span.length)
+    offset = next(offset for offset, length in metadata.buffers if length)
     for claimed in (2**62, -2, 2**24):
-        struct.pack_into("<q", message, metadata.head_bytes + span.offset, claimed)
+        struct.pack_into("<q", message, metadata.head_bytes + offset, claimed)
         with pytest.raises((CorruptMessageError, MessageTooLargeError)):
             check(resealed(message))
 
@@ -227,11 +271,9 @@ def test_string_offsets_that_point_outside_are_refused() -> None:
     batch = pa.record_batch({"text": ["a", "bc", "def"]})
     message = bytearray(encode_batch(batch))
     metadata = read_metadata(message)
-    struct.pack_into("<i", message, metadata.head_bytes + metadata.buffers[1].offset + 4, 1 << 30)
-    header = verify_stored(encode_batch(batch))
-    _write_value(message, metadata, header, crc32c(bytes(message[metadata.head_bytes :])))
-    with pytest.raises(CorruptMessageError):
-        check(message, batch.schema)
+    struct.pack_into("<i", message, metadata.head_bytes + metadata.buffers[1][0] + 4, 1 << 30)
+    with pytest.raises(CorruptMessageError, match="not a valid Arrow batch"):
+        check(resealed(message), batch.schema)
 
 
 def test_a_batch_of_another_schema_is_refused() -> None:
@@ -293,9 +335,13 @@ def test_thousands_of_mutations_with_right_checksums_do_no_harm(compression: str
     """The hardest case: random bytes change and every CRC matches. What is accepted is safe to read and store."""
     rng = random.Random(7)
     message = encode_batch(many_types(), compression=compression)
-    accepted = 0
+    templates = layout_of(schema_to_bytes(MANY_TYPES)).templates
+    accepted = known = 0
     for _ in range(1500):
         target = _mutated(message, rng)
+        for metadata in filter(None, (template.read(target) for template in templates)):
+            known += 1
+            assert metadata == read_metadata(target), "a template reads what the bounded reader reads"
         try:
             sealed = resealed(target)
             batch = check(sealed)
@@ -308,6 +354,7 @@ def test_thousands_of_mutations_with_right_checksums_do_no_harm(compression: str
             again.drop_columns("at").to_pylist()  # Any int64 is a timestamp to Arrow, but not to Python.
         except SparkBrokerError:
             continue
+    assert known > 100
     assert accepted > 10, "the test proves nothing when no mutation gets past the checksums"
 
 

@@ -18,7 +18,7 @@ from spark_broker.broker.spec import BrokerSpec
 from spark_broker.cli import main as command_line
 from spark_broker.errors import InvariantError, NoMemoryError, NoThreadError, ProcessLimitError
 from spark_broker.process_limits import limit_reached
-from spark_broker.protocol.arrow_message import decode_batch, encode_batch, validate
+from spark_broker.protocol.arrow_message import decode_batch, encode_batch, layout_of, validate
 from spark_broker.protocol.messages import EmptyResponse, FetchRequest, MetadataRequest
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from spark_broker.transport.client import Connection
@@ -128,7 +128,7 @@ def test_no_memory_for_a_batch_is_no_damage_to_it(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MemoryError):
         decode_batch(message, DEFAULT_SCHEMA)
     with pytest.raises(MemoryError):
-        validate(message, DEFAULT_SCHEMA, max_uncompressed_bytes=1 << 20)
+        validate(message, layout_of(schema_to_bytes(DEFAULT_SCHEMA)), max_uncompressed_bytes=1 << 20)
 
 
 def test_no_memory_for_a_schema_is_no_fault_of_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:

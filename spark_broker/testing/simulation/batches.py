@@ -11,8 +11,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from spark_broker.protocol.arrow_message import decode_batch, encode_batch
+from spark_broker.protocol.arrow_message import decode_batch, encoded_batch
 from spark_broker.protocol.ipc_message import head_length, read_metadata
+from spark_broker.protocol.message_head import EncodedBatch
 from spark_broker.protocol.schema import TIMESTAMP_TYPE, schema_to_bytes
 from spark_broker.protocol.wire import Buffer
 
@@ -46,7 +47,7 @@ class Payloads:
     def schema_bytes(self) -> bytes:
         return schema_to_bytes(KEYED_SCHEMA if self.keyed else SCHEMA)
 
-    def encoded(self, number: int, rows: int, attributes: int = 0) -> bytes:
+    def encoded(self, number: int, rows: int, attributes: int = 0) -> EncodedBatch:
         """The batch as a producer encodes it."""
         return _encoded(number, rows, attributes, self.keyed)
 
@@ -78,17 +79,17 @@ def _parsed(value: bytes) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=50_000)
-def _encoded(number: int, rows: int, attributes: int, keyed: bool) -> bytes:
+def _encoded(number: int, rows: int, attributes: int, keyed: bool) -> EncodedBatch:
     values = values_of(number, rows)
     if not keyed:
         columns = [pa.array(values, type=pa.binary())]
-        return encode_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), attributes=attributes)
+        return encoded_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), attributes=attributes)
     columns = [
         pa.array([key_of(value) for value in values], pa.binary()),
         pa.array([None if is_tombstone(value) else b"text" for value in values], pa.binary()),
         pa.array([number * _ROWS_MAX + row for row in range(rows)], pa.int64()).cast(TIMESTAMP_TYPE),
     ]
-    return encode_batch(pa.RecordBatch.from_arrays(columns, schema=KEYED_SCHEMA), attributes=attributes)
+    return encoded_batch(pa.RecordBatch.from_arrays(columns, schema=KEYED_SCHEMA), attributes=attributes)
 
 
 def decoded(message: Buffer) -> tuple[bytes, ...]:

@@ -56,7 +56,7 @@ class PlainAppends:
         else:
             self._world.history.failed(operation, NetworkError(f"acks={acks} promises nothing"))
         request = AppendRequest(self._count, topic_id, tp.partition, state.leader_epoch, acks, TIMEOUT_MS)
-        stream.end.send((request, self._world.payloads.encoded(number, rows)))
+        stream.end.send((request, bytes(self._world.payloads.encoded(number, rows))))
         stream.timer.set(TIMEOUT_MS * 1.5)
         return True
 

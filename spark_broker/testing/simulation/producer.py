@@ -105,7 +105,7 @@ class SenderShell(Client):
     def _send(self, channel: LeaderChannel) -> None:
         while (taken := self.machine.next_append(channel, self.now_ms)) is not None:
             request, batch = taken
-            self._stream(channel).send((request, bytes(batch.head) + batch.body))
+            self._stream(channel).send((request, bytes(batch.message)))
             self.carry_out(self.machine.written(channel, batch, self.now_ms))
 
     def _stream(self, channel: LeaderChannel) -> End:

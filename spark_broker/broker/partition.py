@@ -6,7 +6,7 @@ Here is what producers, followers and the controller do with a replica. What rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TypeVar, cast
@@ -19,7 +19,7 @@ from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.partition_reader import PartitionRead, PartitionReader
 from spark_broker.broker.replica_lines import ReplicaLines
-from spark_broker.broker.replica_log import ReplicaLog, by_segment, from_offset
+from spark_broker.broker.replica_log import ReplicaLog, from_offset
 from spark_broker.broker.topic import Topic
 from spark_broker.core.batch import batch_info
 from spark_broker.core.effects import (
@@ -59,6 +59,7 @@ from spark_broker.protocol.message_head import Head
 from spark_broker.protocol.messages import LogEnd, ReplicaStateResponse
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.retention import RetentionClock
+from spark_broker.storage.segment import by_segment
 from spark_broker.storage.stored_run import StoredRun
 
 T = TypeVar("T")
@@ -356,13 +357,13 @@ class Partition(GuardedStorage):
             if answer.diverging is not None or self.restart_reason is not None:
                 return True
             fresh = [frame for frame in frames if frame.header.base_offset >= self.replica.log_end_offset]
-            for run in by_segment(fresh) or [[]]:
+            for run in by_segment(fresh) or ((),):
                 if self.replica.role is not Role.FOLLOWER:
                     break  # What the answer asked for was refused half-way: the log is to be opened anew.
                 self._append_run(run, answer.high_watermark)
             return True
 
-    def _append_run(self, frames: list[Frame], leader_high_watermark: int) -> None:
+    def _append_run(self, frames: Sequence[Frame], leader_high_watermark: int) -> None:
         """Append the leader's batches; only the first may begin a segment. Without any, take its high watermark."""
         if frames:
             self.guard_storage(lambda: self._log.append(frames, self.replica.producers))

@@ -27,21 +27,11 @@ from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.log_view import LogView
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from spark_broker.storage.retention import RetentionClock
-from spark_broker.storage.segment import Segment
+from spark_broker.storage.segment import Segment, by_segment
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.stored_run import StoredRun
 
 logger = logging.getLogger(__name__)
-
-
-def by_segment(frames: Sequence[Frame]) -> list[list[Frame]]:
-    """The batches in runs, each within one segment."""
-    runs: list[list[Frame]] = []
-    for frame in frames:
-        if not runs or frame.header.first_of_segment:
-            runs.append([])
-        runs[-1].append(frame)
-    return runs
 
 
 def from_offset(frames: list[Frame], offset: int) -> list[Frame]:
@@ -174,7 +164,7 @@ class ReplicaLog:
         if self.is_gone:
             raise DamagedLogError(f"{self.directory} was removed under the live broker")
 
-    def append(self, frames: list[Frame], producers: ProducerStates) -> None:
+    def append(self, frames: Sequence[Frame], producers: ProducerStates) -> None:
         """`producers` is the producers' state before these batches. Only the first batch may begin a segment.
 
         Raises StorageRefusedError (nothing was stored), KafkaStorageError (the log is offline) or DamagedLogError.
@@ -220,8 +210,8 @@ class ReplicaLog:
         """Producers whose transaction began below the log start, and ends above it or not at all."""
         return [producer for producer, _ in self.producers_at(self._log.log_start_offset).transactions.ongoing()]
 
-    def _append(self, frames: list[Frame], producers: ProducerStates) -> None:
-        invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
+    def _append(self, frames: Sequence[Frame], producers: ProducerStates) -> None:
+        invariant(len(by_segment(frames)) == 1, "a segment begins with an append")
         rolls = frames[0].header.first_of_segment
         log_end = self._log.log_end_offset
         follows = rolls and log_end > self._log.log_start_offset

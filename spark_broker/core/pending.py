@@ -40,6 +40,8 @@ class PendingAppends:
             insort(self._waiting, append, key=lambda waiting: waiting.required_offset)
 
     def take_committed(self, high_watermark: int) -> list[PendingAppend]:
+        if not self._waiting:
+            return []
         count = 0
         for append in self._waiting:
             if append.required_offset > high_watermark:

@@ -321,7 +321,7 @@ def assign(
     )
     target = _writable(message)
     write_value(target, head, header, head.body_crc)
-    return header._replace(message_crc=crc32c(target)), target
+    return BatchHeader(*header[:12], crc32c(target)), target
 
 
 def _writable(message: Buffer) -> bytearray | memoryview:

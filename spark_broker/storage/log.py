@@ -34,7 +34,7 @@ from spark_broker.storage.log_state import LogState, read_log_state, write_log_s
 from spark_broker.storage.log_view import LoadedIndexes, LogView, segment_of
 from spark_broker.storage.recovery import SchemaOf, recover_segments
 from spark_broker.storage.retention import RetentionClock, expired_segments
-from spark_broker.storage.segment import Segment
+from spark_broker.storage.segment import Segment, by_segment
 from spark_broker.storage.segment_swap import (
     CompactedSegment,
     begin_compaction,
@@ -170,9 +170,11 @@ class PartitionLog:
         """
         self._check_usable()
         self._check_contiguous(frames)
-        for group in _by_segment(frames):
-            with self._failing("append"):
+        for group in by_segment(frames):
+            try:
                 self._append_group(group)
+            except (OSError, KafkaStorageError) as error:
+                self._fail("append", error)
             self._log_end_offset = group[-1].header.next_offset
         if self._log_end_offset - self._recovery_point >= self.config.flush_messages:
             self.flush()
@@ -473,28 +475,17 @@ class PartitionLog:
     def _failing(self, action: str) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except (OSError, KafkaStorageError) as error:
             self._fail(action, error)
-        except KafkaStorageError as error:
-            self._unusable = error
-            raise
 
-    def _fail(self, action: str, error: OSError) -> NoReturn:
+    def _fail(self, action: str, error: OSError | KafkaStorageError) -> NoReturn:
         """A full disk refuses one action, which has changed nothing. The log goes on. After other errors every call is
         refused. Where the action was only refused half-way (a restart, or by a limit), the log can be opened anew."""
+        if isinstance(error, KafkaStorageError):
+            self._unusable = error
+            raise error
         refused = storage_error(error, f"{action} in {self.directory}")
         changes_nothing = action == "read" or (action != "restart" and not isinstance(refused, ProcessLimitError))
         if not (is_refusal(error) and changes_nothing):
             self._unusable = refused
         raise refused from error
-
-
-def _by_segment(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    """The frames in runs, one for each segment."""
-    start = 0
-    for position, frame in enumerate(frames):
-        if position > start and frame.header.first_of_segment:
-            yield frames[start:position]
-            start = position
-    if frames:
-        yield frames[start:]

@@ -50,6 +50,14 @@ def segment_paths(directory: Path, base_offset: int) -> tuple[Path, Path]:
     return directory / (stem + ARROW_SUFFIX), directory / (stem + INDEX_SUFFIX)
 
 
+def by_segment(frames: Sequence[Frame]) -> Sequence[Sequence[Frame]]:
+    """The batches in runs, each within one segment."""
+    if len(frames) <= 1:
+        return (frames,) if frames else ()
+    starts = [at for at, frame in enumerate(frames) if at == 0 or frame.header.first_of_segment]
+    return [frames[start:end] for start, end in zip(starts, [*starts[1:], len(frames)], strict=True)]
+
+
 def remove_files(fs: FileSystem, directory: Path, base_offset: int) -> None:
     """Delete those of a segment's files that exist. Raises OSError.
 

@@ -23,7 +23,7 @@ from spark_broker.storage.keyed_rows import KeyedRows
 DEFAULT_TIMESTAMP_COLUMN = "timestamp"
 DEFAULT_COLUMNS = ["key", "value", "headers", "timestamp"]
 
-FEW_ROWS = 32
+FEW_ROWS = 128
 """For so few numbers, Python is quicker than numpy."""
 
 Timestamps = npt.NDArray[np.int64]

@@ -1,7 +1,6 @@
 """spark-broker: a replicated, partitioned, append-only log whose brokers are Spark executors.
 
-Names are loaded on first use: `import spark_broker` loads neither Spark nor gRPC, which must not be loaded before a
-fork.
+Names are loaded on first use: `import spark_broker` loads neither Spark nor Arrow.
 """
 
 from __future__ import annotations

@@ -419,8 +419,24 @@ class ClusterConfig(Config):
     )
     socket_request_max_bytes: int = setting(
         104_857_600,
-        "Largest message that a broker takes. (gRPC has read it by then; it is refused before it is decoded.)",
+        "Largest message that a broker takes. A larger one is refused before it is received.",
         at_least(1024),
+    )
+    queued_max_request_bytes: int = setting(
+        268_435_456,
+        "Bytes of requests that a broker has received and not worked on yet, of clients and of brokers each. Beyond it, connections are not read until there is room.",
+        at_least(1024),
+    )
+    broker_max_connections: int = setting(
+        10_000, "Connections that a broker accepts; more are closed at once.", between(1, INT32_MAX)
+    )
+    max_connections_per_ip: int = setting(
+        10_000, "Connections that a broker accepts from one address; more are closed at once.", between(1, INT32_MAX)
+    )
+    connections_max_idle_ms: int = setting(
+        600_000,
+        "A connection that is used for no call and no stream is closed after so long.",
+        between(1000, INT32_MAX),
     )
     socket_send_timeout_ms: int = setting(
         30_000, "A client that takes nothing of an answer for this long is disconnected.", between(100, INT32_MAX)

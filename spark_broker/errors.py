@@ -799,10 +799,10 @@ class RecordNotShowableError(SparkBrokerError):
 
 
 class ForkedProcessError(SparkBrokerError):
-    """A client was used, and then the process was forked. gRPC works in no such child."""
+    """A client was opened, and then the process was forked: the child has neither its threads nor its connections."""
 
     code = 1030
-    hint = "Start the process with multiprocessing.get_context('spawn'), or open clients only after the fork."
+    hint = "Open clients of its own in the child, or start it with multiprocessing.get_context('spawn')."
 
 
 class ReentrantCallError(SparkBrokerError):

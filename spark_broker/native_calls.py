@@ -2,19 +2,20 @@
 
 A daemon thread that returns from Arrow after the end of the interpreter asks for the interpreter's lock. Python then
 ends the thread, which unwinds Arrow's C++ frames. They do not allow that, and the process aborts (SIGABRT, "terminate
-called without an active exception"). This happens in calls of Flight, and where a stream, a reader or a writer is
+called without an active exception"). This happens in its calls, and where a stream, a reader or a writer is
 freed: Arrow releases the lock in both cases.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 
 
 class NativeCalls:
     """Counts the threads inside Arrow.
 
-    Every call of Flight, and all code that frees a stream, a reader or a writer, runs in `with native_calls:`.
+    All code that frees a stream, a reader or a writer runs in `with native_calls:`.
 
     Invariants, under the lock: `_inside >= 0`; once `_refused` is set, only `_last_thread` enters.
     """
@@ -56,4 +57,14 @@ class NativeCalls:
         self._kept.extend(objects)
 
 
+END_TIMEOUT_S = 2.0
+"""How long the end of the process waits for calls, which cannot be cancelled."""
+
 native_calls = NativeCalls()
+
+
+@atexit.register
+def _end() -> None:
+    """The process ends: no thread gets into Arrow any more, and those inside may come out."""
+    native_calls.refuse()
+    native_calls.wait_until_nobody_is_inside(END_TIMEOUT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -24,12 +23,9 @@ from spark_broker.errors import (
 from spark_broker.model import INTERNAL_PREFIX
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.protocol.wire import Buffer
-from spark_broker.transport.server import ServerStream
+from spark_broker.transport.server_stream import ServerStream
 
 logger = logging.getLogger(__name__)
-
-UNREAD_MAX = 64
-"""Up to this many unread acknowledgements are sent without the stream's thread. Each has about a hundred bytes."""
 
 TURN_WAIT_S = 10.0
 """How long an append waits for its turn. Meanwhile nothing more is read from its producer, whose buffer fills."""
@@ -63,7 +59,6 @@ class AppendStream:
             self._append(request, payload)
 
     def _append(self, request: AppendRequest, payload: Buffer) -> None:
-        self.answers.read = request.answers_read
         token = None if request.acks == 0 else self._token(request)
         if request.acks != 0 and token is None:
             return
@@ -117,26 +112,16 @@ class AppendStream:
 
 class _Answers:
     """The answers of one stream. The thread that sends one serves other streams, too, so a producer that does not read
-    must not block it.
-
-    gRPC buffers 64 KiB for a client that reads nothing, so a few acknowledgements never block. The rest are sent by a
-    thread of the stream, which costs a tenth of a millisecond.
+    must not block it: what the producer's system does not take waits in memory, and counts as an append that waits.
     """
 
     def __init__(self, stream: ServerStream, max_waiting: int) -> None:
         # Bounds the appends that wait for the high watermark or for their answer. At the bound, nothing more is read.
         self.waiting = threading.BoundedSemaphore(max_waiting)
-        self.read = 0  # how many answers the client says it has read
         self._stream = stream
-        self._sent = itertools.count(1)
 
     def send(self, response: AppendResponse) -> None:
-        unread = next(self._sent) - self.read
-        small = unread <= UNREAD_MAX and not response.error_code
-        if small and self._stream.send_now(response):
-            self.waiting.release()
-        else:
-            self._stream.post(response, self.waiting.release)
+        self._stream.post(response, self.waiting.release)
 
 
 class _Token:

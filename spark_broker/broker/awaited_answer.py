@@ -1,9 +1,10 @@
-"""Lets a thread wait for the answer of a component that does not block."""
+"""Lets a thread wait for the answer of a component that does not block, or have it passed on when it comes."""
 
 from __future__ import annotations
 
 import threading
 
+from spark_broker.broker.reply import Answer, Reply
 from spark_broker.errors import RequestTimedOutError, SparkBrokerError
 from spark_broker.protocol.messages import Message
 
@@ -12,14 +13,28 @@ class AwaitedAnswer:
     """Called with the answer, once, from any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._done = threading.Event()
-        self._answer: Message | SparkBrokerError | None = None
+        self._answer: Answer | None = None  # guarded by _lock, like _then
+        self._then: Reply | None = None
 
-    def __call__(self, answer: Message | SparkBrokerError) -> None:
-        self._answer = answer
+    def __call__(self, answer: Answer) -> None:
+        with self._lock:
+            self._answer, then = answer, self._then
         self._done.set()
+        if then is not None:
+            then(answer)
 
-    def outcome(self, timeout_ms: int) -> Message | SparkBrokerError:
+    def then(self, reply: Reply) -> None:
+        """Have this called with the answer: now, or by the thread that brings it."""
+        with self._lock:
+            answer = self._answer
+            if answer is None:
+                self._then = reply
+                return
+        reply(answer)
+
+    def outcome(self, timeout_ms: int) -> Answer:
         """The answer or the error; RequestTimedOutError when there is none in time."""
         if not self._done.wait(max(timeout_ms, 0) / 1000) or self._answer is None:
             return RequestTimedOutError("the broker did not come to an answer in time")

@@ -24,7 +24,7 @@ from spark_broker.protocol.frame import encode_frames, pack_header
 from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse, FileExtent
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.stored_run import StoredRun
-from spark_broker.transport.server import ServerStream
+from spark_broker.transport.server_stream import ServerStream
 
 EXTENTS_MAX = 10_000
 """An answer with more pieces of files than this sends the batches instead."""

@@ -13,7 +13,8 @@ from spark_broker.broker.replica_fetcher import FetcherState, ReplicaFetcher
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import ReplicaStateRequest
 from spark_broker.threads import Worker
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 
 class ReplicaFetcherThread(Worker):

@@ -32,7 +32,7 @@ KEEPER_VARIABLE = "SPARK_BROKER_KEEPER"
 """Names the cluster in the environment of a keeper's Python worker; its brokers do not inherit it."""
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "4"}
-"""glibc makes eight arenas per core, and gRPC a thread for every stream. Free memory of one arena serves no other."""
+"""glibc makes eight arenas per core, and every stream has a thread. Free memory of one arena serves no other."""
 
 BIND_TIMEOUT_S = 10.0
 """How long a name may be bound by a process that does not listen yet."""

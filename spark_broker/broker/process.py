@@ -10,8 +10,6 @@ import sys
 import uuid
 from pathlib import Path
 
-import pyarrow as pa
-
 from spark_broker.broker.answer_budget import AnswerBudget
 from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.broker_calls import BrokerCalls
@@ -44,7 +42,9 @@ from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerReque
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import process_start_time
 from spark_broker.transport.client import Connection
-from spark_broker.transport.server import Server, ServerStream
+from spark_broker.transport.server import Server
+from spark_broker.transport.server_limits import ServerLimits
+from spark_broker.transport.server_stream import ServerStream
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ SWITCH_INTERVAL_S = 0.0002
 def run_broker(spec: BrokerSpec, leave: LeaveRequest) -> str:
     """Run a broker until it is stopped or superseded; returns which. Raises the error that ended it otherwise.
 
-    The Flight server is never joined (it hangs on open streams): the caller ends the process afterwards.
+    The server is not shut down: the caller ends the process afterwards.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = ClusterSettings(cluster=ClusterConfig.parse(spec.settings), topic=TopicConfig.parse(spec.topic_defaults))
@@ -147,8 +147,9 @@ class Broker:
                     self._on_bug,
                     cluster.socket_request_max_bytes,
                     cluster.socket_send_timeout_ms,
+                    ServerLimits.of(cluster),
                 )
-            except (OSError, pa.ArrowException) as error:
+            except OSError as error:
                 why = str(error)
                 logger.info("port %s is taken: %s", port, error)
         if cluster.broker_ports:

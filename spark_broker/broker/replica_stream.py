@@ -9,7 +9,7 @@ from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.messages import ReplicaFetchRequest
-from spark_broker.transport.server import ServerStream
+from spark_broker.transport.server_stream import ServerStream
 
 
 class ReplicaStream:
@@ -33,6 +33,8 @@ class ReplicaStream:
         """Serve fetches until the follower leaves."""
         try:
             while (received := self._stream.receive()) is not None:
+                if self._stream.cancelled:
+                    return  # what it reported before it left may not hold any more
                 request, _ = received
                 if not isinstance(request, ReplicaFetchRequest):
                     raise InvalidRequestError(f"a {type(request).__name__} on a follower's stream")

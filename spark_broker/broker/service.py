@@ -1,4 +1,7 @@
-"""The calls that a broker answers, each in its own thread, which waits for its turn and then for the answer."""
+"""The calls that a broker answers, each in its own thread, which waits for its turn and then for the answer.
+
+Only for the answer to a group's heartbeat nobody waits: it is held back on purpose, and would hold a thread.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn, k
 from spark_broker.broker.requests import COMMIT_TIMEOUT_MS, BrokerRequests
 from spark_broker.broker.slow import SLOW
 from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, TransactionRequests, TransactionService
-from spark_broker.core.groups.requests import HELD_MAX_MS
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     CallRequest,
@@ -64,8 +66,8 @@ class BrokerService:
         self._timeout_ms = timeout_ms
         self._requests = BrokerRequests(manager, coordinator, transactions.requests.answer, self._ask_controller)
 
-    def answer(self, request: CallRequest) -> Message:
-        """The response. Raises the error that the client gets."""
+    def answer(self, request: CallRequest) -> Message | AwaitedAnswer:
+        """The response, or who will have it. Raises the error that the client gets."""
         answer = AwaitedAnswer()
         holds = isinstance(request, ConsumerGroupHeartbeatRequest)  # it waits on purpose
         with nullcontext() if holds else SLOW.watch(type(request).__name__):
@@ -73,7 +75,7 @@ class BrokerService:
                 if turn is not None and isinstance(request, TransactionalOffsetCommitRequest):
                     turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
                 self._requests.answer(request, answer, keep_on if turn is None else turn.give_way)
-            return answer.wait(self._patience_ms(request))
+            return answer if holds else answer.wait(self._patience_ms(request))
 
     def _turn(self, request: CallRequest) -> Turn | nullcontext[None]:
         """Requests of other brokers, and those that wait for a coordinator, need no turn."""
@@ -104,8 +106,6 @@ class BrokerService:
         match request:
             case OffsetCommitRequest() | TransactionalOffsetCommitRequest() | OffsetFetchRequest():
                 return COMMIT_TIMEOUT_MS
-            case ConsumerGroupHeartbeatRequest():
-                return HELD_MAX_MS + COMMIT_TIMEOUT_MS
             case WriteTransactionMarkersRequest():
                 return MARKERS_WAIT_MS + GRACE_MS
             case _:

@@ -12,7 +12,8 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
 from spark_broker.protocol.messages import RegisterBrokerRequest
 from spark_broker.threads import Fate, Worker
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 __all__ = ["ControllerSession", "SessionEvents"]
 

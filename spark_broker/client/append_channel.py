@@ -16,7 +16,8 @@ from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.errors import InvalidRequestError, SparkBrokerError
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.threads import begin
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 DIRECT_WRITES = 4
 """A calling thread writes at most this many batches. The sending thread writes the rest."""

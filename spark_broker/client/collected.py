@@ -10,19 +10,19 @@ from spark_broker.client.consumer_threads import ConsumerThreads
 from spark_broker.client.rebalancing import LEAVE_WAIT_S
 from spark_broker.client.retry import Deadline
 from spark_broker.threads import begin
-from spark_broker.transport.client import fork
+from spark_broker.transport.origin import Origin
 
 _log = logging.getLogger(__name__)
 
 
 def end_with(consumer: object, threads: ConsumerThreads) -> None:
     """End the threads, which know nothing of the consumer, once nobody has it any more."""
-    weakref.finalize(consumer, _collected, threads).atexit = False
+    weakref.finalize(consumer, _collected, threads, Origin()).atexit = False
 
 
-def _collected(threads: ConsumerThreads) -> None:
+def _collected(threads: ConsumerThreads, origin: Origin) -> None:
     # The garbage collector runs in any thread, whatever locks it holds. So another thread does the work.
-    if not threads.machine.closed and not fork.keeps(threads):
+    if not threads.machine.closed and not origin.is_elsewhere:
         begin("collected-consumer", threads.died, partial(_end, threads))
 
 

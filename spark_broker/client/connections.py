@@ -30,7 +30,7 @@ class ConnectionPool:
         try:
             return connection.call(request, timeout_ms=timeout_ms)
         except (NetworkError, RequestTimedOutError):
-            # A new connection tries at once. A broken one waits for gRPC's own back-off first.
+            # Nobody knows what became of the call: the next one must not wait behind it.
             self._drop(address, connection)
             raise
 

@@ -48,7 +48,7 @@ from spark_broker.model import (
 )
 from spark_broker.threads import LONGEST_WAIT_S
 from spark_broker.times import EARLIEST, LATEST, Moment
-from spark_broker.transport.client import fork
+from spark_broker.transport.origin import Origin
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -95,6 +95,7 @@ class Consumer(OfOneProcess):
         self._metadata = ClusterMetadata.connect(self._config)
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
         membership = membership_of(self._config, self._metadata.backoff)
+        self._origin = Origin()
         self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff, membership=membership)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
         end_with(self, self._threads)
@@ -439,8 +440,7 @@ class Consumer(OfOneProcess):
         return self._lock
 
     def _check_open(self) -> None:
-        if fork.inherited:
-            fork.check()
+        self._origin.check()
         if self._machine.closed:
             raise ClosedError("the consumer is closed")
 

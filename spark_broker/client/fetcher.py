@@ -8,7 +8,8 @@ from spark_broker.client.fetch_machine import Fetch, FetchAnswer
 from spark_broker.client.settings import Address
 from spark_broker.errors import NetworkError, SparkBrokerError
 from spark_broker.threads import begin
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 if TYPE_CHECKING:
     from spark_broker.client.consumer_threads import ConsumerThreads

@@ -25,7 +25,7 @@ class InFlight(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LeaderChannel:
-    """One append stream, as its sender's machine knows it. `answers_read`: how many answers have come on it.
+    """One append stream, as its sender's machine knows it.
 
     Invariant: once `broken`, `line` and `in_flight` are empty, and the machine forgets the channel.
     """
@@ -34,7 +34,6 @@ class LeaderChannel:
     address: Address
     line: deque[PartitionQueue] = field(default_factory=deque)
     in_flight: dict[int, InFlight] = field(default_factory=dict)
-    answers_read: int = 0
     broken: bool = False
 
     def age_ms(self, now_ms: int) -> int:

@@ -53,7 +53,7 @@ from spark_broker.errors import (
 from spark_broker.model import GroupMetadata, RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
-from spark_broker.transport.client import fork
+from spark_broker.transport.origin import Origin
 
 _T = TypeVar("_T")
 
@@ -100,6 +100,7 @@ class Producer(OfOneProcess):
         self._divider = Divider(TRANSACTIONAL if self._config.transactional_id else 0, compression)
         self._metadata = ClusterMetadata.connect(self._config)
         self._state = ProducerTransaction(self._refuse_appends) if self._config.transactional_id else None
+        self._origin = Origin()
         self._sender = Sender(self._metadata, self._config, self._note_failure)
         self._unseen = Unseen()
         self._lingering = Lingering(
@@ -361,8 +362,7 @@ class Producer(OfOneProcess):
             raise refusal(Within.CALLBACK)
 
     def _check_open(self) -> None:
-        if fork.inherited:
-            fork.check()
+        self._origin.check()
         if self._closed:
             raise ClosedError("the producer is closed")
 

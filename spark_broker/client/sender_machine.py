@@ -150,7 +150,6 @@ class SenderMachine:
 
     def answered(self, channel: LeaderChannel, response: AppendResponse, now_ms: int) -> list[SenderEffect]:
         """The leader stored the batch, or says why not."""
-        channel.answers_read += 1
         entry = channel.in_flight.pop(response.correlation_id, None)
         if entry is None:  # expired meanwhile
             return []
@@ -370,7 +369,6 @@ class SenderMachine:
             timeout_ms=self._config.request_timeout_ms,
             schema_id=batch.schema_id,
             transactional_id=self._config.transactional_id,
-            answers_read=channel.answers_read,
         )
 
     def _acknowledge(

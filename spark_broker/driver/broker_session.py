@@ -9,7 +9,7 @@ import threading
 from spark_broker.errors import NetworkError
 from spark_broker.protocol.messages import Message
 from spark_broker.threads import Fate, begin
-from spark_broker.transport.server import ServerStream
+from spark_broker.transport.server_stream import ServerStream
 
 logger = logging.getLogger(__name__)
 

@@ -194,7 +194,7 @@ class ControllerProcess:
     def end(self, status: int, last: ControllerFailed | None = None) -> NoReturn:
         """End the process soon, even if the driver does not read or the store hangs: a deposed controller must end.
 
-        An ordinary exit would wait for the Flight server, which cannot be shut down while a stream is idle.
+        An ordinary exit would wait for threads that are not daemons.
         """
         me = f"the controller, pid {os.getpid()}, epoch {self.epoch}"
         try:

@@ -13,9 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
 from spark_broker.broker.log_format import log_fields
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.controller import Controller
@@ -75,7 +72,8 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.schema import schema_from_bytes
 from spark_broker.protocol.wire import error_response
-from spark_broker.transport.server import Server, ServerStream
+from spark_broker.transport.server import Server
+from spark_broker.transport.server_stream import ServerStream
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +133,7 @@ class ControllerService:
         for candidate in [port] if port != ANY_PORT else ports_to_try(allowed):
             try:
                 return Server(host, candidate, self._call, {SESSION_STREAM: self._session}, self._fail)
-            except (pa.ArrowException, flight.FlightError, OSError) as error:
+            except OSError as error:
                 why = error
         where = f"{host}:{port}" if port != ANY_PORT else f"{host}, driver.ports = {allowed or 'any'}"
         raise ClusterStartError(f"the controller cannot serve on {where}: {why}", hint=PORTS_HINT) from why
@@ -255,7 +253,6 @@ class ControllerService:
         if connected:
             # The stream ends with this method. Before that the broker has to read why its session was closed.
             session.wait_sent(CLOSE_TIMEOUT_S)
-            stream.drain()
 
     def _check_directory(self, request: RegisterBrokerRequest) -> None:
         """Readers on the broker's machine open what is in its directory: no process may name another one."""

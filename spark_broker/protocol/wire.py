@@ -65,6 +65,17 @@ def decode_response(data: Buffer) -> CallResponse:
     return response
 
 
+def encode_message(message: Message) -> bytes:
+    """A stream message, without its payload."""
+    return _encoder.encode(message)
+
+
+def decode_message(data: Buffer) -> StreamMessage:
+    """The stream message, without its payload. Raises InvalidRequestError."""
+    message: StreamMessage = _decode(_stream_decoder, data)
+    return message
+
+
 def error_response(error: SparkBrokerError) -> ErrorResponse:
     """The error as it crosses the wire."""
     return ErrorResponse(error.code, error.message[:65_000])

@@ -1,6 +1,6 @@
 """A short connection to the cluster, for one step of a query: its schema, its plan, or one of its tasks.
 
-Each of these steps is a process of its own. gRPC must not be loaded before a fork, so Spark's processes import this
+Each of these steps is a process of its own, forked from one that must have no threads, so Spark's processes import this
 module late. What they learn here is lost when they end.
 """
 

@@ -1,1 +1,1 @@
-"""Arrow Flight as a carrier of opaque messages: long-lived DoExchange streams for records, DoAction for calls."""
+"""The carrier: frames over TCP. Calls with an answer, and long-lived streams of messages."""

@@ -42,7 +42,8 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 T = TypeVar("T")
 

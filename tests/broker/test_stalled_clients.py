@@ -46,9 +46,10 @@ class Readers:
         assert process.stdout.readline() == "asked\n"
 
     @property
-    def connected(self) -> bool:
+    def connected(self) -> int:
+        """How many connections of the process are open."""
         connections = psutil.Process(self._process.pid).net_connections("tcp")
-        return any(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
+        return sum(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
 
     def look(self) -> list[str]:
         """What they find when they read at last."""
@@ -70,7 +71,7 @@ def stalled(cluster: ProcessCluster, count: int) -> Iterator[Readers]:
         yield Readers(process)
     finally:
         process.kill()
-        process.wait(30)
+        process.communicate(timeout=30)
 
 
 def read_everything(cluster: ProcessCluster) -> int:
@@ -92,11 +93,13 @@ def test_readers_that_take_nothing_hold_a_bounded_amount_of_memory_and_are_disco
     before = broker.memory_info().rss
 
     with stalled(cluster, READERS) as readers:
-        readers.freeze()  # else gRPC may read everything ahead, into their own memory
-        assert readers.connected
+        readers.freeze()  # else their own process may read some of it ahead
+        at_first = readers.connected
+        assert at_first >= READERS
         assert read_everything(cluster) == RECORDS, "an ordinary reader beside them"
         grown_mb = (broker.memory_info().rss - before) >> 20
-        eventually(lambda: not readers.connected, 30, "the readers are disconnected")
+        # What a system takes for a frozen process is megabytes: whose answers fit into that are not stalled.
+        eventually(lambda: readers.connected < at_first, 30, "readers are disconnected")
         readers.thaw()
         told = readers.look()
 

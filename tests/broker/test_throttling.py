@@ -18,7 +18,8 @@ from spark_broker.protocol.messages import (
     FetchRequest,
     FetchResponse,
 )
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 from tests.broker.rig import KEY, Rig, RigBroker, batch
 from tests.support.waiting import eventually
 

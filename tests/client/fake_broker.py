@@ -86,7 +86,8 @@ from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, columns_stored, schema_from_bytes, schema_to_bytes
 from spark_broker.protocol.schema_evolution import evolved
 from spark_broker.times import EARLIEST
-from spark_broker.transport.server import Server, ServerStream
+from spark_broker.transport.server import Server
+from spark_broker.transport.server_stream import ServerStream
 from tests.client.fake_coordinator import FakeTransactions, Key, check_coordinator, coordinated_id
 from tests.client.fake_groups import FakeGroups, GroupRequest
 from tests.client.proxy import Proxy
@@ -297,7 +298,7 @@ class FakeCluster:
         for broker in [*self.brokers, *self._moved]:
             broker.proxy.kill()
         for broker in [*self.brokers, *self._moved]:
-            broker.server.shutdown()
+            broker.server.close()
 
     def find(self, topic_id: str, partition: int) -> tuple[FakeTopic, FakePartition]:
         topic = next((topic for topic in self.topics.values() if topic.topic_id == topic_id), None)

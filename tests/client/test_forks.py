@@ -49,11 +49,11 @@ LISTS = (
 @pytest.mark.parametrize(
     ("first", "said"),
     [
-        ("used", [str(["FORKED_PROCESS"] * 3), "the parent goes on"]),
+        ("used", [str(["FORKED_PROCESS", "FORKED_PROCESS", ["t"]]), "the parent goes on"]),
         ("unused", ["['nothing', 'nothing', ['t']]", "the parent goes on"]),
     ],
 )
-def test_a_child_of_a_process_that_has_used_a_client_is_told_so_at_once(
+def test_a_child_may_use_clients_of_its_own_and_is_told_at_once_that_it_has_not_its_parents(
     cluster: FakeCluster, first: str, said: list[str]
 ) -> None:
     """Story: the child hung, beyond every time-out."""

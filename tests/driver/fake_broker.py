@@ -22,7 +22,8 @@ from spark_broker.protocol.messages import (
     RegisterBrokerResponse,
     StopBroker,
 )
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 WAIT_S = 20.0
 HEARTBEAT_S = 0.02

@@ -47,7 +47,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.protocol.wire import Buffer
 from spark_broker.transport.client import Connection
-from spark_broker.transport.server import ServerStream
+from spark_broker.transport.server_stream import ServerStream
 from tests.driver.fake_broker import HEARTBEAT_S, FakeBroker
 
 HOST = "127.0.0.1"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -46,17 +47,17 @@ from spark_broker.driver.launcher import BrokerLauncher
 from spark_broker.driver.metadata_claim import ClaimKeeper, Owner
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.metadata_store import LocalStore
-from spark_broker.errors import ClosedError
+from spark_broker.errors import ClosedError, NetworkError
 from spark_broker.history.schedule import TieringSchedule
-from spark_broker.protocol.messages import EmptyResponse, FetchRequest
+from spark_broker.protocol.messages import EmptyResponse, FetchRequest, MetadataRequest
 from spark_broker.storage.filesystem import ProcessIdentity
 from spark_broker.threads import Worker
-from spark_broker.transport import client as transport_client
-from spark_broker.transport.client import ClientStream, Connection
-from spark_broker.transport.server import Server, ServerStream
-from spark_broker.transport.stream_watch import StreamWatch, Watched
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_loop import client_loop
+from spark_broker.transport.client_stream import ClientStream
+from spark_broker.transport.server import Server
+from spark_broker.transport.server_stream import ServerStream
 from tests.broker.rig import Rig
-from tests.support.waiting import eventually
 
 BUG = ValueError("nobody expects this")
 WAIT_S = 20.0
@@ -204,27 +205,31 @@ def test_the_thread_of_a_streams_answers_ends_the_broker() -> None:
     stream.close()
 
 
-def test_the_watch_over_streams_begins_again() -> None:
-    class Stream:
-        peer = kind = ""
-        sending_for_s = 0.0
-        look = Once()
-
-    watch = StreamWatch(60.0)
-    watch.add(cast("Watched", Stream))
-    watch.start()
-    assert Stream.look.done.wait(WAIT_S)
+def test_the_thread_that_moves_the_bytes_of_a_server_ends_its_process() -> None:
+    ends = Ends()
+    server = Server("127.0.0.1", 0, lambda _: EmptyResponse(), {}, ends)
+    server.loop.soon(fail)
+    assert ends.bug() is BUG
 
 
-def test_the_watch_over_deadlines_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    reaper = transport_client._Reaper()
-    look = Once(lambda: 1e18)
-    monkeypatch.setattr(reaper, "_look", look)
-    reaper.watch(cast("ClientStream", Ends()))
-    reaper.look_at(0.001)
-    eventually(lambda: look.calls == 1)
-    reaper.look_at(0.001)
-    assert look.done.wait(WAIT_S)
+def test_the_thread_that_receives_for_clients_ends_their_connections_and_is_begun_again() -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait(_: object) -> EmptyResponse:
+        began.set()
+        go_on.wait(WAIT_S)
+        return EmptyResponse()
+
+    server = Server("127.0.0.1", 0, wait, {}, Ends())
+    connection = Connection("127.0.0.1", server.port)
+    with ThreadPoolExecutor() as others:
+        waits = others.submit(connection.call, MetadataRequest(None), timeout_ms=30_000)
+        assert began.wait(WAIT_S)
+        client_loop.get().soon(fail)
+        with pytest.raises(NetworkError, match="ended"):
+            waits.result(WAIT_S)
+    go_on.set()
+    assert connection.call(MetadataRequest(None), timeout_ms=30_000) == EmptyResponse()
 
 
 def test_the_thread_that_sends_to_a_broker_ends_the_controller() -> None:

@@ -1,4 +1,4 @@
-"""Attacks on a live broker over Flight: each is a function of a seeded generator, and tells what answers came back.
+"""Attacks on a live broker, message by message: each is drawn from a seeded generator, and notes what came back.
 
 An answer is the name of a typed error or of a response. `UnknownServerError` and `InvariantError` are bugs of ours.
 """
@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.flight as flight
 
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import (
-    CALL_ACTION,
-    PROTOCOL_VERSION,
     CallRequest,
     ErrorResponse,
     FetchPartition,
@@ -33,9 +29,11 @@ from spark_broker.protocol.messages import (
     StreamMessage,
 )
 from spark_broker.protocol.messages.calls import CommittedOffset
+from spark_broker.transport.frames import Frame, Operation
 from tests.fuzz.batches import damaged_message, sample_messages
 from tests.fuzz.mutate import mutate
 from tests.fuzz.samples import hostile, message_types, sample
+from tests.support.raw_peer import RawPeer, refusal
 
 CALL_TIMEOUT_S = 20.0
 STREAM_TIMEOUT_S = 4.0
@@ -50,7 +48,7 @@ ADMINISTRATION = (
 )
 """With names and epochs that are right, these do what they say: that is no attack but administration."""
 
-_CLOSED = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
+CLOSED = "closed"
 
 
 @dataclass(frozen=True)
@@ -65,28 +63,40 @@ class Known:
 
 
 class Attacker:
-    """One hostile client of one server."""
+    """One hostile client of one server. Its calls share a connection; each of its streams has one of its own."""
 
     def __init__(self, host: str, port: int, known: Known, seed: str) -> None:
         self.rng = random.Random(seed)
         self.known = known
         self.answers: Counter[str] = Counter()
-        self._client = flight.FlightClient(f"grpc://{host}:{port}")
+        self._at = host, port
+        self._peer: RawPeer | None = None
 
     def close(self) -> None:
-        self._client.close()
+        """Leave."""
+        if self._peer is not None:
+            self._peer.sock.close()
+            self._peer = None
 
-    def call(self, body: bytes, action: str = CALL_ACTION) -> None:
-        """One call with this body. Raises FlightTimedOutError when nothing comes back."""
-        options = flight.FlightCallOptions(timeout=CALL_TIMEOUT_S)
+    def connect(self, timeout_s: float = CALL_TIMEOUT_S) -> RawPeer:
+        """A connection; the caller closes it."""
+        host, port = self._at
+        return RawPeer(port, host, timeout_s=timeout_s)
+
+    def call(self, body: bytes, operation: int = Operation.CALL) -> None:
+        """One call with this body. Raises TimeoutError when nothing comes back."""
+        self._peer = self._peer or self.connect()
+        correlation = self.rng.randrange(1, 2**32)
         try:
-            answer = next(iter(self._client.do_action(flight.Action(action, body), options))).body
-        except flight.FlightTimedOutError:
-            raise
-        except _CLOSED as error:
-            self.answers[f"closed: {type(error).__name__}"] += 1
-            return
-        self._note(lambda: wire.decode_response(memoryview(answer)))
+            self._peer.frame(Operation(operation), body, correlation=correlation)
+            answer = self._peer.receive()
+        except ConnectionError:
+            answer = None
+        if answer is None or answer.header.operation is not Operation.ANSWER:
+            self.close()
+        elif answer.header.correlation != correlation:
+            raise ValueError(f"an answer to call {answer.header.correlation}, not {correlation}")
+        self._note(answer)
 
     def damaged_call(self) -> None:
         """A request whose bytes or structure are damaged, or one that says what no client says."""
@@ -98,7 +108,7 @@ class Attacker:
         elif kind < 0.7:
             self.call(hostile(self.rng, message))
         elif kind < 0.75:
-            self.call(encoded, self.rng.choice(("", "other", "c\0ll", "x" * 10_000)))
+            self.call(encoded, self.rng.choice((Operation.HELLO, Operation.ANSWER, Operation.END)))
         elif kind < 0.8:
             self.call(msgspec.msgpack.encode(sample(self.rng, self.rng.choice(message_types()))))
         else:
@@ -136,89 +146,51 @@ class Attacker:
     def damaged_stream(self) -> None:
         """A stream of a few messages, good and bad; read for the answer, left half open, or broken off."""
         kind = self.rng.choice(STREAMS)
-        with self._stream(
-            self.rng.choice((f"{kind}/{PROTOCOL_VERSION}",) * 9 + (f"{kind}/99", kind, "\xff/1", ""))
-        ) as (
-            writer,
-            reader,
-        ):
+        with self.connect(STREAM_TIMEOUT_S) as peer:
+            peer.open(self.rng.choice((kind,) * 9 + (f"{kind}/3", kind.upper(), "\xff", "")))
             for _ in range(self.rng.randint(1, 4)):
-                self._write(writer, self._stream_bytes(kind))
-            if self.rng.random() < 0.5:
-                writer.done_writing()
-            if self.rng.random() < 0.8:
-                self._read(reader)
+                self._write(peer, kind)
+            if self.rng.random() < 0.2:
+                peer.frame(Operation.CANCEL, stream=1)
+            elif self.rng.random() < 0.8:
+                self._read(peer)
 
-    def _stream_bytes(self, kind: str) -> bytes:
+    def _write(self, peer: RawPeer, kind: str) -> None:
+        """A message of the stream. Message and payload may be damaged, and where one ends and the other begins."""
         wanted = [t for t in message_types() if t.__name__ in _BELONGS.get(kind, ())]
         message = self.plausible(self.rng.choice(wanted) if wanted and self.rng.random() < 0.8 else StreamMessage)
         payload = damaged_message(self.rng)[1] if self.rng.random() < 0.5 else self.rng.choice(sample_messages())[1]
-        data = wire.encode(message, payload if kind == "append" else b"")
+        payload = payload if kind == "append" else b""
+        head = wire.encode_message(message)
         damage = self.rng.random()
-        if damage < 0.3:
-            return mutate(self.rng, data, data)
-        if damage < 0.5:
+        if damage < 0.2:
+            head = mutate(self.rng, head, head)
+        elif damage < 0.4:
             head = hostile(self.rng, message)
-            return len(head).to_bytes(4, "little") + head + payload
-        return data
+        elif damage < 0.5:
+            body = head + payload
+            at = self.rng.randrange(len(body) + 1)
+            head, payload = body[:at], body[at:]
+        with contextlib.suppress(ConnectionError):
+            peer.frame(Operation.MESSAGE, head, payload, stream=1)
 
-    def foreign_stream(self) -> None:
-        """Arrow data where opaque messages belong: schemas, batches, batches without a schema, other descriptors."""
-        batch = pa.record_batch({"n": list(range(1000))})
-        descriptors = (flight.FlightDescriptor.for_path("append/1"), flight.FlightDescriptor.for_command(b"append/1"))
-        with contextlib.suppress(*_CLOSED):
-            writer, reader = self._client.do_exchange(
-                self.rng.choice(descriptors), flight.FlightCallOptions(timeout=CALL_TIMEOUT_S)
-            )
-            writer.begin(batch.schema)
-            writer.write_batch(batch)
-            writer.write_with_metadata(batch, self.rng.randbytes(10))
-            writer.done_writing()
-            self._read(reader)
-            reader.cancel()
-        for attempt in (self._client.list_flights, self._client.list_actions):
-            with contextlib.suppress(*_CLOSED):
-                list(attempt())
-        with contextlib.suppress(*_CLOSED):
-            self._client.do_get(flight.Ticket(self.rng.randbytes(100))).read_all()
-        self.answers["foreign"] += 1
-
-    def half_open_stream(self, kind: str) -> tuple[Any, Any]:
+    def half_open_stream(self, kind: str) -> RawPeer:
         """A stream that says one thing and then nothing; the caller keeps it."""
-        command = flight.FlightDescriptor.for_command(f"{kind}/{PROTOCOL_VERSION}".encode())
-        writer, reader = self._client.do_exchange(command)
-        self._write(writer, self._stream_bytes(kind))
-        return writer, reader
+        peer = self.connect()
+        peer.open(kind)
+        self._write(peer, kind)
+        return peer
 
-    @contextlib.contextmanager
-    def _stream(self, command: str, timeout_s: float = STREAM_TIMEOUT_S) -> Any:
-        descriptor = flight.FlightDescriptor.for_command(command.encode())
-        writer, reader = self._client.do_exchange(descriptor, flight.FlightCallOptions(timeout=timeout_s))
+    def _read(self, peer: RawPeer) -> None:
+        """The first answer; a stream that gives nothing within the time-out counts as closed."""
         try:
-            yield writer, reader
-        finally:
-            reader.cancel()
-            with contextlib.suppress(*_CLOSED):
-                writer.close()
+            answer = peer.receive()
+        except (TimeoutError, ConnectionError):
+            answer = None
+        self._note(answer)
 
-    def _write(self, writer: Any, data: bytes) -> None:
-        with contextlib.suppress(*_CLOSED):
-            writer.write_metadata(pa.py_buffer(data))
-
-    def _read(self, reader: Any) -> None:
-        """The first answer; a stream that ends or gives nothing within the time-out counts as closed."""
-        try:
-            answer = reader.read_chunk().app_metadata
-        except _CLOSED as error:
-            self.answers[f"closed: {type(error).__name__}"] += 1
-            return
-        self._note(lambda: _raised(wire.decode(memoryview(answer))[0]))
-
-    def _note(self, answer: Any) -> None:
-        try:
-            self.answers[type(answer()).__name__] += 1
-        except SparkBrokerError as error:
-            self.answers[type(error).__name__] += 1
+    def _note(self, answer: Frame | None) -> None:
+        self.answers[CLOSED if answer is None else _name_of(answer)] += 1
 
     def absurd_requests(self) -> None:
         """Requests that are valid and ask for more than any client needs."""
@@ -240,25 +212,27 @@ class Attacker:
             FetchPartition(self.known.topic_id, p % self.known.partitions, -1, offset, 2**31 - 1) for p in range(10_000)
         ]
         request = FetchRequest(1, 200, 2**31 - 1, 2**31 - 1, wanted, columns)
-        with self._stream(f"fetch/{PROTOCOL_VERSION}", CALL_TIMEOUT_S) as (writer, reader):
-            self._write(writer, wire.encode(request))
-            self._read(reader)
+        self._ask("fetch", request)
 
     def _pull(self, offset: int) -> None:
         broker, epoch = next(iter(self.known.brokers.items()))
         wanted = [ReplicaPartition(self.known.topic_id, p, -1, offset, -1) for p in range(100_000)]
         request = ReplicaFetchRequest(1, broker, epoch, 200, 2**31 - 1, wanted)
-        with self._stream(f"replica/{PROTOCOL_VERSION}", CALL_TIMEOUT_S) as (writer, reader):
-            self._write(writer, wire.encode(request))
-            self._read(reader)
+        self._ask("replica", request)
 
-    def endless_wait(self) -> tuple[Any, Any]:
+    def _ask(self, kind: str, request: Message) -> None:
+        with self.connect() as peer:
+            peer.open(kind)
+            peer.message(request)
+            self._read(peer)
+
+    def endless_wait(self) -> RawPeer:
         """A long poll of 24 days; the caller keeps the stream, or drops it."""
-        command = flight.FlightDescriptor.for_command(f"fetch/{PROTOCOL_VERSION}".encode())
-        writer, reader = self._client.do_exchange(command)
+        peer = self.connect()
+        peer.open("fetch")
         wanted = [FetchPartition(self.known.topic_id, 0, -1, 0, 1)]
-        self._write(writer, wire.encode(FetchRequest(1, 2**31 - 1, 2**31 - 1, 2**31 - 1, wanted)))
-        return writer, reader
+        peer.message(FetchRequest(1, 2**31 - 1, 2**31 - 1, 2**31 - 1, wanted))
+        return peer
 
 
 _BELONGS = {
@@ -269,7 +243,12 @@ _BELONGS = {
 }
 
 
-def _raised(message: object) -> object:
-    if isinstance(message, ErrorResponse):
-        wire.decode_response(wire.encode_call(message))
-    return message
+def _name_of(answer: Frame) -> str:
+    """The type of what came back, or of the error in it."""
+    try:
+        if answer.header.operation is Operation.ANSWER:
+            return type(wire.decode_response(answer.message)).__name__
+        message = wire.decode_message(answer.message)
+        return type(refusal(answer) if isinstance(message, ErrorResponse) else message).__name__
+    except SparkBrokerError as error:
+        return type(error).__name__

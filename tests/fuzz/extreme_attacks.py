@@ -6,17 +6,14 @@ checks.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from spark_broker import Admin, NewTopic
 from spark_broker.client.local_files import this_boot_id
@@ -24,7 +21,6 @@ from spark_broker.errors import error_from_code
 from spark_broker.protocol import wire
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import (
-    CALL_ACTION,
     PROTOCOL_VERSION,
     AbortTransactionRequest,
     AddPartitionToTransactionRequest,
@@ -87,9 +83,11 @@ from spark_broker.protocol.messages import (
     WriteTransactionMarkersRequest,
 )
 from spark_broker.protocol.schema import schema_to_bytes
+from spark_broker.transport.frames import Frame, Operation
 from tests.broker.raw_client import RawClient
 from tests.fuzz.extremes import Case, cases
 from tests.fuzz.samples import sample
+from tests.support.raw_peer import RawPeer, refusal
 
 STREAMS: dict[type[Message], str] = {
     AppendRequest: "append",
@@ -106,11 +104,11 @@ SESSION_MS = 1000
 WAITS = {"AppendRequest.acks", "FetchRequest.max_wait_ms", "ReplicaFetchRequest.max_wait_ms"}
 """No answer comes to acks=0, and none at once to a peer that is ready to wait."""
 NO_ANSWER = "no answer"
+CLOSED = "closed"
 
 _numbers = itertools.count()
 _SEQUENCE_AT = 1 + ConsumerGroupHeartbeatRequest.__struct_fields__.index("sequence")
 _responses = msgspec.msgpack.Decoder(CallResponse)
-_CLOSED = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 @dataclass(frozen=True)
@@ -301,13 +299,21 @@ class ExtremePeer:
     """A hostile client of one server."""
 
     def __init__(self, host: str, port: int, of: Victim) -> None:
-        self._client = flight.FlightClient(f"grpc://{host}:{port}")
+        self._at = host, port
+        self._calls: RawPeer | None = None
         self._payload = encode_batch(pa.record_batch({"n": [1], "s": ["x"]}, schema=of.schema))
         register = next(message for message in right_messages(of) if isinstance(message, RegisterBrokerRequest))
-        self._register = wire.encode(register)
+        self._register = wire.encode_message(register)
 
     def close(self) -> None:
-        self._client.close()
+        """Leave."""
+        if self._calls is not None:
+            self._calls.sock.close()
+            self._calls = None
+
+    def _connect(self, timeout_s: float) -> RawPeer:
+        host, port = self._at
+        return RawPeer(port, host, timeout_s=timeout_s)
 
     def send(self, case: Case) -> str:
         """The name of the answer's type, or of the error that came back."""
@@ -319,53 +325,52 @@ class ExtremePeer:
         return self._call(case.encoded) if kind is None else self._stream(case, kind)
 
     def _call(self, body: bytes) -> str:
-        options = flight.FlightCallOptions(timeout=ANSWER_TIMEOUT_S)
+        self._calls = self._calls or self._connect(ANSWER_TIMEOUT_S)
         try:
-            answer = next(iter(self._client.do_action(flight.Action(CALL_ACTION, body), options))).body
-        except flight.FlightTimedOutError:
+            self._calls.frame(Operation.CALL, body, correlation=next(_numbers) % 2**32)
+            answer = self._calls.receive()
+        except TimeoutError:
+            self.close()  # else the answer would be taken for that of the next call
             return NO_ANSWER
-        except _CLOSED as error:
-            return f"closed: {error}"
-        return _name_of(_responses.decode(answer))
+        except ConnectionError:
+            answer = None
+        if answer is not None and answer.header.operation is Operation.ANSWER:
+            return _name_of(_responses.decode(answer.message))
+        self.close()
+        return CLOSED if answer is None else type(refusal(answer)).__name__  # such as a request that is too large
 
     def _stream(self, case: Case, kind: type[Message]) -> str:
-        timeout_s = WAIT_TIMEOUT_S if may_wait(case) else ANSWER_TIMEOUT_S
-        descriptor = flight.FlightDescriptor.for_command(f"{STREAMS[kind]}/{PROTOCOL_VERSION}".encode())
-        writer, reader = self._client.do_exchange(descriptor, flight.FlightCallOptions(timeout=timeout_s))
-        try:
-            if kind is HeartbeatRequest:
-                self._write(writer, self._register)
-                registered = self._read(reader)
-                if not isinstance(registered, RegisterBrokerResponse):
-                    return _name_of(registered)
-                case = self._with_epoch(case, registered.broker_epoch)
-            head = case.encoded
-            payload = self._payload if kind is AppendRequest else b""
-            self._write(writer, len(head).to_bytes(4, "little") + head + payload)
-            return _name_of(self._read(reader))
-        except flight.FlightTimedOutError:
-            return NO_ANSWER
-        except _CLOSED as error:
-            return f"closed: {error}"
-        finally:
-            reader.cancel()
-            with contextlib.suppress(*_CLOSED):
-                writer.close()
+        with self._connect(WAIT_TIMEOUT_S if may_wait(case) else ANSWER_TIMEOUT_S) as peer:
+            try:
+                peer.open(STREAMS[kind])
+                if kind is HeartbeatRequest:
+                    peer.frame(Operation.MESSAGE, self._register, stream=1)
+                    registered = _answer(peer)
+                    if not isinstance(registered, RegisterBrokerResponse):
+                        return _name_of(registered)
+                    case = self._with_epoch(case, registered.broker_epoch)
+                payload = self._payload if kind is AppendRequest else b""
+                peer.frame(Operation.MESSAGE, case.encoded, payload, stream=1)
+                return _name_of(_answer(peer))
+            except TimeoutError:
+                return NO_ANSWER
+            except ConnectionError:
+                return CLOSED
 
     def _with_epoch(self, case: Case, epoch: int) -> Case:
         at = 1 + HeartbeatRequest.__struct_fields__.index("broker_epoch")
         return case if case.field == "broker_epoch" else case.with_value((at,), epoch)
 
-    def _write(self, writer: Any, data: bytes) -> None:
-        writer.write_metadata(pa.py_buffer(data))
 
-    def _read(self, reader: Any) -> StreamMessage:
-        """The first answer that is no news of the cluster."""
-        while True:
-            chunk = reader.read_chunk().app_metadata
-            message, _ = wire.decode(memoryview(chunk))
-            if not isinstance(message, MetadataUpdate):
-                return message
+def _answer(peer: RawPeer) -> StreamMessage:
+    """The first answer that is no news of the cluster. Raises ConnectionError at the end of the connection."""
+    while True:
+        frame: Frame | None = peer.receive()
+        if frame is None or not frame.message:
+            raise ConnectionError("the connection, or the stream, is over without a word")
+        message = wire.decode_message(frame.message)
+        if not isinstance(message, MetadataUpdate):
+            return message
 
 
 def _name_of(answer: Message) -> str:

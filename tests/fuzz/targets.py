@@ -34,19 +34,17 @@ from spark_broker.protocol.arrow_message import (
 from spark_broker.protocol.frame import Frame, decode_frames, encode_frames
 from spark_broker.protocol.messages import CallRequest, CallResponse, ErrorResponse, StreamMessage
 from spark_broker.protocol.schema import schema_from_bytes, schema_to_bytes
+from tests.fuzz import carrier
 from tests.fuzz.batches import SCHEMAS, damaged_message, sample_messages
 from tests.fuzz.mutate import mutate
 from tests.fuzz.samples import hostile, message_types, sample
+from tests.fuzz.violation import ViolationError
 
 MAX_UNCOMPRESSED_BYTES = 4 << 20
 """The bound that batches are validated with: far above the samples, far below what a liar claims."""
 
 
 MAX_INPUT_BYTES = 2 << 20
-
-
-class ViolationError(Exception):
-    """An accepted input that does not keep what acceptance promises."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +93,9 @@ def _message_bytes(rng: random.Random, kinds: object) -> bytes:
     return rng.randbytes(rng.randrange(200))
 
 
-def _stream_bytes(rng: random.Random) -> bytes:
-    """A message with its length before it, which may lie, and a payload."""
-    head = _message_bytes(rng, StreamMessage)
-    lie = rng.choice((0, 0, 0, 0, 1, -1, 4, 2**31, -len(head), 2**32 - 1 - len(head)))
-    data = ((len(head) + lie) % 2**32).to_bytes(4, "little") + head + rng.randbytes(rng.choice((0, 10)))
-    return mutate(rng, data, head) if rng.random() < 0.2 else data
-
-
 def _judge_stream(data: bytes) -> None:
-    message, payload = wire.decode(memoryview(data))
-    head = len(data) - len(payload) - 4
-    again, rest = wire.decode(wire.encode(message, payload))
-    _promise(again == message and bytes(rest) == bytes(payload) and head >= 0, "a message comes back another")
+    message = wire.decode_message(memoryview(data))
+    _promise(wire.decode_message(wire.encode_message(message)) == message, "a message comes back another")
 
 
 def _judge_request(data: bytes) -> None:
@@ -242,7 +230,7 @@ def _judge_accepted(message: bytes | memoryview, schema: pa.Schema, parsed: Pars
 
 
 TARGETS: dict[str, Target] = {
-    "stream": Target(_stream_bytes, judged(_judge_stream)),
+    "stream": Target(lambda rng: _message_bytes(rng, StreamMessage), judged(_judge_stream)),
     "request": Target(lambda rng: _message_bytes(rng, CallRequest), judged(_judge_request)),
     "response": Target(lambda rng: _message_bytes(rng, CallResponse), judged(_judge_response)),
     "records": Target(_records_bytes, judged(_judge_records)),
@@ -250,6 +238,7 @@ TARGETS: dict[str, Target] = {
     "schema": Target(_schema_bytes, judged(_judge_schema)),
     "frames": Target(_frames_bytes, judged(_judge_frames)),
     "batch": Target(_batch_bytes, judged(_judge_batch)),
+    "carrier": Target(carrier.make, judged(carrier.judge)),
 }
 
 

@@ -57,13 +57,14 @@ class Witness:
 
 
 class Cost:
-    """Memory and threads of the brokers and the controller, against what they were at first."""
+    """Memory, threads and descriptors of the brokers and the controller, against what they were at first."""
 
     def __init__(self, cluster: ProcessCluster, brokers: int) -> None:
         pids = {f"broker in slot {slot}": cluster.pid(slot) for slot in range(brokers)}
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
         self._processes["controller"] = psutil.Process(cluster.controller.pid)
         self._threads = {name: process.num_threads() for name, process in self._processes.items()}
+        self._descriptors = {name: process.num_fds() for name, process in self._processes.items()}
         self._resident = {name: process.memory_info().rss for name, process in self._processes.items()}
 
     def gone(self) -> list[str]:
@@ -77,6 +78,10 @@ class Cost:
     def more_threads(self) -> dict[str, int]:
         """By how many threads each process has grown."""
         return {name: process.num_threads() - self._threads[name] for name, process in self._processes.items()}
+
+    def more_descriptors(self) -> dict[str, int]:
+        """By how many open files and connections each process has grown."""
+        return {name: process.num_fds() - self._descriptors[name] for name, process in self._processes.items()}
 
     def grown_mib(self) -> dict[str, int]:
         """By how much each process has grown."""

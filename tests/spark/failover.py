@@ -27,7 +27,8 @@ from spark_broker.testing.workload import (
     snapshot_with_consumer,
     snapshot_with_data_frame,
 )
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,7 +27,8 @@ from spark_broker.protocol.messages import (
     PartitionMetadata,
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, conform
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 CLIENTS_PER_THREAD = 25
 APPENDS_AT_A_TIME = 16

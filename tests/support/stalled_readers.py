@@ -11,7 +11,8 @@ import sys
 
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import FetchPartition, FetchRequest, MetadataRequest, MetadataResponse
-from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
 
 MAX_BYTES = 50 << 20
 FETCHES = 4
@@ -19,7 +20,7 @@ READ_TIMEOUT_MS = 20_000
 
 
 def ask(connection: Connection, topic_id: str, leader_epoch: int) -> ClientStream:
-    """A stream with fetches of everything on their way. The first answers may fit into what gRPC reads ahead."""
+    """A stream with fetches of everything on their way. The first answers may fit into what its process reads ahead."""
     stream = connection.open_stream("fetch")
     partition = FetchPartition(topic_id, 0, leader_epoch, 0, MAX_BYTES)
     for number in range(FETCHES):

@@ -11,7 +11,8 @@ import pytest
 
 from spark_broker.native_calls import NativeCalls
 from spark_broker.protocol.messages import EmptyResponse, FetchResponse
-from spark_broker.transport.server import Server, ServerStream
+from spark_broker.transport.server import Server
+from spark_broker.transport.server_stream import ServerStream
 
 HOST = "127.0.0.1"
 AT_ONCE = 4

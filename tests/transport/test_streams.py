@@ -15,8 +15,10 @@ import pytest
 
 from spark_broker.errors import InvariantError, NetworkError, RequestTimedOutError, UnknownServerError
 from spark_broker.protocol.messages import EmptyResponse, FetchRequest, FetchResponse, MetadataRequest
-from spark_broker.transport.client import ClientStream, Connection
-from spark_broker.transport.server import Server, ServerStream
+from spark_broker.transport.client import Connection
+from spark_broker.transport.client_stream import ClientStream
+from spark_broker.transport.server import Server
+from spark_broker.transport.server_stream import ServerStream
 from tests.support.waiting import eventually
 
 HOST = "127.0.0.1"
@@ -27,10 +29,12 @@ Handler = Callable[[ServerStream], None]
 
 
 @contextmanager
-def serving(handler: Handler, **settings: int) -> Iterator[Connection]:
+def serving(handler: Handler, send_timeout_ms: int = 30_000) -> Iterator[Connection]:
     """A server of one kind of stream, and a connection to it. The server ends with the process."""
     bugs: list[BaseException] = []
-    server = Server(HOST, 0, lambda request: EmptyResponse(), {"s": handler}, bugs.append, **settings)
+    server = Server(
+        HOST, 0, lambda request: EmptyResponse(), {"s": handler}, bugs.append, send_timeout_ms=send_timeout_ms
+    )
     connection = Connection(HOST, server.port)
     yield connection
     connection.close()
@@ -59,31 +63,6 @@ def test_a_handler_that_waits_is_told_when_its_client_leaves() -> None:
         assert not gone.wait(1.0)  # longer than the server's check, which must not take a present client for gone
         stream.close()
         assert gone.wait(30)
-
-
-def test_what_is_sent_now_or_not_at_all_waits_for_no_client_that_reads_nothing() -> None:
-    ahead = 60
-    done: queue.SimpleQueue[tuple[bool, bool]] = queue.SimpleQueue()
-
-    def send_ahead(stream: ServerStream) -> None:
-        for _ in range(ahead):
-            stream.send(FetchResponse(2, []), LARGE)
-
-    def handler(stream: ServerStream) -> None:
-        at_first = stream.send_now(FetchResponse(1, []))
-        blocked = threading.Thread(target=send_ahead, args=(stream,))
-        blocked.start()
-        eventually(lambda: stream.sending_for_s > 0.2, 30, "a client that takes nothing")
-        done.put((at_first, stream.send_now(FetchResponse(3, []))))
-        blocked.join()
-        stream.receive()
-
-    with serving(handler) as connection:
-        stream = connection.open_stream("s")
-        stream.send(REQUEST)
-        assert done.get(timeout=30) == (True, False)
-        assert read(stream, 1 + ahead) == [FetchResponse(1, []), *[FetchResponse(2, [])] * ahead]
-        stream.close()
 
 
 def test_whoever_posts_answers_does_not_wait_for_a_client_that_reads_none() -> None:
@@ -191,7 +170,7 @@ def test_an_error_that_nobody_expects_ends_the_call_and_a_broken_invariant_the_p
     assert bugs == [error, error][: 2 * ends]
 
 
-def test_a_deadline_beyond_every_clock_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deadline_beyond_every_clock_is_no_error() -> None:
     """Story: the thread that looks at deadlines ended with an OverflowError, and no call of the process timed out."""
     received: queue.SimpleQueue[object] = queue.SimpleQueue()
 
@@ -201,12 +180,10 @@ def test_a_deadline_beyond_every_clock_is_no_error(caplog: pytest.LogCaptureFixt
 
     with serving(handler) as connection:
         patient, stream = connection.open_stream("s"), connection.open_stream("s")
-        waiting = threading.Thread(target=lambda: received.put(patient.receive(timeout_ms=1 << 62)))
+        waiting = threading.Thread(target=lambda: received.put(patient.receive(timeout_ms=1 << 62)), daemon=True)
         waiting.start()
-        eventually(lambda: patient.receive_deadline > 0, 30, "a wait with a deadline beyond every clock")
         with pytest.raises(RequestTimedOutError):
             stream.receive(timeout_ms=200)
         patient.send(REQUEST)
         waiting.join(30)
         assert not received.empty()
-    assert "stream-deadlines" not in caplog.text

@@ -22,7 +22,8 @@ from spark_broker.protocol.arrow_message import decode_batch, encode_batch, layo
 from spark_broker.protocol.messages import EmptyResponse, FetchRequest, MetadataRequest
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from spark_broker.transport.client import Connection
-from spark_broker.transport.server import Server, ServerStream
+from spark_broker.transport.server import Server
+from spark_broker.transport.server_stream import ServerStream
 from tests.broker.rig import batch
 
 SCARCE = """

@@ -53,7 +53,6 @@ from spark_broker.protocol.messages.calls import (
 )
 from spark_broker.protocol.messages.common import (
     ACKS_ALL,
-    CALL_ACTION,
     PROTOCOL_VERSION,
     ErrorResponse,
     Message,
@@ -234,7 +233,6 @@ __all__ = [
     "AppendRequest",
     "AppendResponse",
     "BrokerMetadata",
-    "CALL_ACTION",
     "CallRequest",
     "CallResponse",
     "ControllerMetadata",

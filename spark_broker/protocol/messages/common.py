@@ -8,8 +8,7 @@ from msgspec import Meta, Struct
 
 from spark_broker.model import NAME_MAX
 
-PROTOCOL_VERSION = 3
-CALL_ACTION = "call"
+PROTOCOL_VERSION = 4
 
 ACKS_ALL = -1
 

@@ -26,8 +26,7 @@ from spark_broker.protocol.messages.common import (
 class AppendRequest(Message, frozen=True):
     """One micro-batch for one partition; the payload is the encapsulated Arrow message with its placeholders.
 
-    acks: 0 (no response is sent), 1 or -1 (all). `answers_read`: how many answers of this stream the client has read.
-    A client that has read nearly all of them is answered at once, not by way of the stream's queue.
+    acks: 0 (no response is sent), 1 or -1 (all).
     """
 
     correlation_id: Int64
@@ -38,7 +37,6 @@ class AppendRequest(Message, frozen=True):
     timeout_ms: Milliseconds
     schema_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     transactional_id: Name = ""
-    answers_read: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class AppendResponse(Message, frozen=True):
@@ -147,7 +145,8 @@ class ReplicaPartition(Message, frozen=True):
 class ReplicaFetchRequest(Message, frozen=True):
     """A follower's fetch. The stream is the fetch session: `partitions` are those that are new or changed since its
     last request, `forgotten` those that the follower no longer follows. A partition in both is first forgotten and
-    then added: what the session has said about it no longer counts."""
+    then added: what the session has said about it no longer counts. `session` grows with each session that the
+    follower begins with this leader."""
 
     correlation_id: Int64
     broker_id: BrokerId
@@ -158,6 +157,7 @@ class ReplicaFetchRequest(Message, frozen=True):
     forgotten: Annotated[list[tuple[TopicId, PartitionId]], Meta(max_length=100_000)] = msgspec.field(
         default_factory=list
     )
+    session: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class ReplicaFetched(Message, frozen=True):

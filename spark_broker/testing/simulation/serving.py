@@ -56,14 +56,9 @@ class _ServerStream:
                 self._process.world.invariants.acknowledged(self._process, *request, message.base_offset)
         self._end.send((message, b"".join(payload)))
 
-    def send_now(self, message: Message) -> bool:
-        with suppress(NetworkError):
-            self.send(message)
-        return True
-
     def post(self, message: Message, sent: Callable[[], object]) -> None:
         sent()
-        with suppress(NetworkError):  # as in the thread that sends what was posted
+        with suppress(NetworkError):
             self.send(message)
 
 

@@ -1,0 +1,268 @@
+"""One client of a server: its socket, its calls and its streams."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from spark_broker.errors import InvalidRequestError, NetworkError, RequestTimedOutError, SparkBrokerError
+from spark_broker.protocol import wire
+from spark_broker.protocol.messages import Message
+from spark_broker.transport.byte_budget import ByteBudget
+from spark_broker.transport.channel import Channel
+from spark_broker.transport.foreign_peers import foreign_peer
+from spark_broker.transport.frames import HELLO_BYTES_MAX, MAGIC, Frame, FrameHeader, Operation, encode
+from spark_broker.transport.hello import check_hello, hello
+from spark_broker.transport.server_stream import ServerStream
+from spark_broker.transport.sockets import prepare
+
+if TYPE_CHECKING:
+    from spark_broker.transport.server import Server
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 10.0
+FRAME_TIMEOUT_S = 60.0
+"""How long a peer may take for a frame that it has begun, while this side is ready to read."""
+
+CALLS_MAX = 256
+"""Calls of one connection that are worked on at a time; more are not read."""
+
+STREAMS_MAX = 1000
+"""Streams of one connection."""
+
+FROM_CLIENTS = (Operation.MESSAGE, Operation.CALL, Operation.OPEN, Operation.CANCEL)
+"""What a client sends once it was greeted."""
+
+WITHOUT_BUDGET = (Operation.OPEN, Operation.CANCEL)
+"""As small as a hello."""
+
+
+class Later(Protocol):
+    """The answer to a call that no thread waits for."""
+
+    def then(self, reply: Callable[[Message | SparkBrokerError], None]) -> None:
+        """Have `reply` called with it, once, now or from another thread."""
+
+
+class ServerConnection:
+    """One client's socket: its calls and its streams. Its methods run in the loop's thread, but for `disconnect`.
+
+    Invariants: `_calls` counts the calls that handlers work on; `_streams` are those whose handler has not returned.
+    """
+
+    def __init__(self, server: Server, sock: socket.socket, address: tuple[str, int]) -> None:
+        self.server = server
+        self.host, port = address[:2]
+        self.peer = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+        self._greeted = False
+        self._reserved: tuple[ByteBudget, int] | None = None  # for the frame that is being received
+        self._since_s = self._used_s = time.monotonic()
+        self._calls = 0
+        self._streams: dict[int, ServerStream] = {}
+        self._kind = ""  # of the stream that was opened last
+        prepare(sock)
+        self.channel = Channel(
+            server.loop,
+            sock,
+            admit=self._admit,
+            on_frame=self._received,
+            on_closed=self._closed,
+            on_refused=self._refused_bytes,
+        )
+        self.channel.start()
+
+    def budget_of(self, kind: str) -> ByteBudget:
+        return self.server.budget_of(kind)
+
+    def look(self, now_s: float) -> None:
+        """Close the connection if the peer is too slow, or has not used it for long."""
+        channel, limits = self.channel, self.server.limits
+        if channel.waiting_for_s > self.server.send_timeout_s:
+            self.disconnect("/".join(sorted({stream.kind for stream in self._streams.values()})) or "calls")
+        elif channel.frame_for_s > FRAME_TIMEOUT_S:
+            self._slow(f"has taken {channel.frame_for_s:.0f} s to send one message")
+        elif not self._greeted and now_s - self._since_s > HELLO_TIMEOUT_S:
+            channel.close("it has not said who it is")
+        elif not self._streams and not self._calls and now_s - self._used_s > limits.idle_s:
+            channel.close(f"it was idle for connections.max.idle.ms = {limits.idle_s * 1000:.0f}")
+
+    def disconnect(self, kind: str) -> None:
+        """The client takes nothing. From any thread."""
+        waited = f"{self.channel.waiting_for_s:.0f} s"
+        self._slow(f"has taken nothing of its {kind} stream for {waited}")
+
+    def _slow(self, what: str) -> None:
+        if not self.channel.closed:
+            logger.warning("%s %s: disconnected", self.peer, what)
+            self.channel.reset(what)
+
+    def _admit(self, header: FrameHeader) -> bool:
+        operation, limit = header.operation, self.server.max_request_bytes
+        if not self._greeted:
+            if operation is not Operation.HELLO or header.body_bytes > HELLO_BYTES_MAX:
+                raise InvalidRequestError("a connection begins with a hello")
+            return True
+        if operation not in FROM_CLIENTS:
+            raise InvalidRequestError(f"a client that was greeted sends no {operation.name}")
+        if operation in WITHOUT_BUDGET:
+            if header.body_bytes > HELLO_BYTES_MAX:
+                raise InvalidRequestError(f"{operation.name} of {header.body_bytes} bytes")
+            return True
+        if header.body_bytes > limit:
+            raise InvalidRequestError(f"a message of {header.body_bytes} bytes; {limit} are allowed")
+        if operation is Operation.CALL and self._calls >= CALLS_MAX:
+            return False
+        budget = self._budget(header)
+        if not budget.reserve(header.body_bytes, self, self._there_is_room):
+            return False
+        self._reserved = (budget, header.body_bytes)
+        return True
+
+    def _release(self) -> None:
+        """Nobody works on the frame that was received last."""
+        if self._reserved is not None:
+            budget, size = self._reserved
+            self._reserved = None
+            budget.release(size)
+
+    def _budget(self, header: FrameHeader) -> ByteBudget:
+        """Which one a call or a message counts against. Messages to a stream that has ended are received, too."""
+        if header.operation is Operation.CALL:
+            return self.server.of_clients
+        stream = self._streams.get(header.stream)
+        return self.server.budget_of(self._kind if stream is None else stream.kind)
+
+    def _there_is_room(self) -> None:
+        self.channel.loop.soon(lambda: self.channel.resume("no room"))
+
+    def _received(self, frame: Frame) -> None:
+        self._used_s = time.monotonic()
+        header = frame.header
+        match header.operation:
+            case Operation.HELLO if not self._greeted:
+                self._greet(frame)
+            case Operation.CALL:
+                self._reserved = None  # the handler's from now on
+                self._call(frame)
+            case Operation.OPEN:
+                self._open(header.stream, bytes(frame.message).decode("ascii", errors="replace"))
+            case Operation.MESSAGE:
+                stream = self._streams.get(header.stream)
+                if stream is not None and self._reserved is not None:
+                    self._reserved = None
+                    stream.deliver(frame)
+                self._release()
+            case Operation.CANCEL:
+                stream = self._streams.get(header.stream)
+                if stream is not None and not stream.cancelled:
+                    stream.gone()
+
+    def _greet(self, frame: Frame) -> None:
+        self._greeted = True
+        with contextlib.suppress(NetworkError):
+            self.channel.send(hello())
+        try:
+            check_hello(frame.message)
+        except SparkBrokerError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: SparkBrokerError) -> None:
+        """Tell the client what is wrong, and close the connection."""
+        logger.info("%s is refused: %s", self.peer, error)
+        with contextlib.suppress(NetworkError):
+            reason = wire.encode_message(wire.error_response(error))
+            self.channel.finish(error.message, encode(Operation.END, reason))
+
+    def _refused_bytes(self, error: InvalidRequestError, data: bytes) -> None:
+        if self._greeted or data.startswith(MAGIC):
+            self._refuse(error)
+            return
+        peer = foreign_peer(data)
+        self.server.say(f"{peer.who} has connected from {self.host}, and is refused")
+        with contextlib.suppress(NetworkError):
+            self.channel.finish(error.message, (peer.said,), peer.answer)
+
+    def _call(self, frame: Frame) -> None:
+        self._calls += 1
+        self._begin(partial(self._answer, frame), frame.header)
+
+    def _answer(self, frame: Frame) -> None:
+        """In a handler's thread."""
+        try:
+            answer = self.server.answer(frame.message)
+        finally:
+            self.server.of_clients.release(frame.header.body_bytes)
+        if not isinstance(answer, Message):
+            answer.then(partial(self._answer_came, frame.header))
+            return
+        with contextlib.suppress(NetworkError):
+            self._reply(frame.header, answer)
+        self.channel.loop.soon(self._answered)
+
+    def _answer_came(self, header: FrameHeader, answer: Message | SparkBrokerError) -> None:
+        """From any thread, which must not wait for the client."""
+        message = wire.error_response(answer) if isinstance(answer, SparkBrokerError) else answer
+        with contextlib.suppress(NetworkError):
+            self.channel.send(encode(Operation.ANSWER, wire.encode_call(message), correlation=header.correlation))
+        self.channel.loop.soon(self._answered)
+
+    def _reply(self, header: FrameHeader, answer: Message) -> None:
+        parts = encode(Operation.ANSWER, wire.encode_call(answer), correlation=header.correlation)
+        position = self.channel.send(parts)
+        if self.channel.unsent_bytes:
+            with contextlib.suppress(RequestTimedOutError):
+                self.channel.wait_written(position, self.server.send_timeout_s)
+
+    def _answered(self) -> None:
+        self._calls -= 1
+        self._used_s = time.monotonic()
+        if self._calls == CALLS_MAX // 2:
+            self.channel.resume("no room")
+
+    def _open(self, stream_id: int, kind: str) -> None:
+        stream = ServerStream(self, stream_id, kind)
+        if stream_id in self._streams or not stream_id:
+            raise InvalidRequestError(f"stream {stream_id} is open already")
+        if len(self._streams) >= STREAMS_MAX:
+            raise InvalidRequestError(f"a connection has at most {STREAMS_MAX} streams")
+        self._streams[stream_id] = stream
+        self._kind = kind
+        if kind not in self.server.streams:
+            stream.end(InvalidRequestError(f"unknown stream {kind!r}"))
+            return
+        try:
+            self.server.threads.run(partial(self.server.handle, stream))
+        except SparkBrokerError as error:
+            logger.warning("%s gets no %s stream: %s", self.peer, kind, error)
+            stream.end(error)
+
+    def _begin(self, work: Callable[[], object], header: FrameHeader) -> None:
+        try:
+            self.server.threads.run(work)
+        except SparkBrokerError as error:
+            logger.warning("a call of %s is refused: %s", self.peer, error)
+            self.server.of_clients.release(header.body_bytes)
+            self._answer_came(header, error)  # The loop's thread must not wait for the client, as `_reply` does.
+
+    def forget(self, stream_id: int) -> None:
+        """The stream's handler has returned."""
+        self._streams.pop(stream_id, None)
+        self.channel.resume(f"stream {stream_id}")
+        self._used_s = time.monotonic()
+
+    def _closed(self, why: str) -> None:
+        """The channel is closed."""
+        del why
+        for budget in (self.server.of_clients, self.server.of_brokers):
+            budget.forget(self)
+        self._release()
+        for stream in list(self._streams.values()):
+            if not stream.cancelled:
+                stream.gone()
+        self.server.forget(self)

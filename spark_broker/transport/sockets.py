@@ -1,0 +1,43 @@
+"""Sockets as both sides use them: never blocking, without delay, and with keep-alive."""
+
+from __future__ import annotations
+
+import socket
+
+from spark_broker.errors import NetworkError
+
+CONNECT_TIMEOUT_S = 3.0
+"""How long one attempt to connect may take: longer than a lost packet, shorter than any call's deadline."""
+
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""A peer whose machine is gone is noticed after a minute and a half, even if nothing is sent to it."""
+
+PARTS_MAX = 512
+"""How many buffers one system call writes. The system allows 1,024."""
+
+
+def connected(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
+    """A socket that is connected to `host:port`. Raises NetworkError."""
+    # As bytes: of a text, the standard library first imports what knows foreign letters.
+    name: str | bytes = host.encode() if host.isascii() else host
+    limit_s = min(max(timeout_s, 0.001), CONNECT_TIMEOUT_S)
+    try:
+        sock = socket.create_connection((name, port), limit_s)  # type: ignore[arg-type]  # typeshed knows no bytes
+    except TimeoutError:
+        raise NetworkError(f"{host}:{port}: no connection within {limit_s:.1f} s") from None
+    except OSError as error:
+        nobody = isinstance(error, ConnectionRefusedError | socket.gaierror)
+        raise NetworkError(f"{host}:{port}: {error.strerror or error}", nobody_there=nobody) from None
+    except UnicodeError as error:
+        raise NetworkError(f"{host}:{port} is no address: {error}", nobody_there=True) from None
+    prepare(sock)
+    return sock
+
+
+def prepare(sock: socket.socket) -> None:
+    """Make a connected socket what the carrier expects. Raises OSError if the peer has left already."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

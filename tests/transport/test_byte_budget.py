@@ -1,0 +1,210 @@
+"""A server holds a bounded number of bytes of requests: what does not fit stays with its sender, and breaks nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_broker.protocol import wire
+from spark_broker.transport import server_connection
+from spark_broker.transport.byte_budget import ByteBudget
+from spark_broker.transport.frames import Operation, encode
+from spark_broker.transport.server_connection import ServerConnection
+from tests.support.raw_peer import joined
+from tests.support.waiting import eventually
+from tests.transport.rig import CALL, REQUEST, WAIT_S, Rig, Settings, rig
+
+PAYLOAD = bytes(200_000)
+SIZE = len(wire.encode_message(REQUEST)) + len(PAYLOAD)
+ONE_FITS = Settings(queued_bytes=300_000)
+MESSAGE = joined(encode(Operation.MESSAGE, wire.encode_message(REQUEST), PAYLOAD, stream=1))
+
+
+def nothing_more_is_taken(of: Rig) -> None:
+    """Whatever has arrived, the server has taken no more of it than fits."""
+    with of.peer() as peer:  # It is served after what arrived before.
+        peer.open("nonsense")
+        assert peer.receive() is not None
+    assert of.taken.empty()
+    assert of.used_bytes <= 300_000
+
+
+def test_what_does_not_fit_is_received_when_others_bytes_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as first, served.peer() as second, served.peer() as third:
+        for peer in (first, second, third):
+            peer.open("held")
+            peer.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        for _ in range(2):
+            nothing_more_is_taken(served)
+            served.go_on.release()
+            assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        nothing_more_is_taken(served)
+
+
+def test_a_client_whose_bytes_do_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as first, served.peer(timeout_s=1.0) as second:
+        first.open("held")
+        first.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        second.open("held")
+        with pytest.raises(TimeoutError):
+            second.write(MESSAGE * 100)  # more than the system holds between them
+        nothing_more_is_taken(served)
+
+
+def test_clients_that_send_too_much_do_not_keep_brokers_from_replicating(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as one, served.peer() as other, served.peer() as broker:
+        for client in (one, other):
+            client.open("held")
+            client.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        broker.open("replica")
+        broker.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("replica", len(PAYLOAD))
+        assert served.used_bytes == 2 * SIZE
+
+
+def test_a_message_to_a_stream_that_has_ended_counts_as_one_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that is ahead of its leader must not wait for clients."""
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as client, served.peer() as broker:
+        client.open("held")
+        client.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        broker.open("replica", stream=2)
+        broker.frame(Operation.CANCEL, stream=2)
+        broker.write(MESSAGE)
+        broker.open("replica", stream=3)
+        broker.message(REQUEST, stream=3)
+        assert served.taken.get(timeout=WAIT_S) == ("replica", 0)
+
+
+def test_messages_of_streams_that_do_not_exist_are_bounded_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as first, served.peer() as second:
+        first.open("held")
+        first.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        second.write(MESSAGE)
+        second.call(CALL)
+        nothing_more_is_taken(served)
+        assert served.calls == 1  # of the rig
+        served.go_on.release()
+        assert second.receive() is not None
+
+
+@pytest.mark.parametrize("operation", [Operation.OPEN, Operation.CANCEL])
+def test_what_counts_against_no_budget_is_small(monkeypatch: pytest.MonkeyPatch, operation: Operation) -> None:
+    """Story: a frame that no handler reads could have a body of 100 MB, which was received for nothing."""
+    with rig(monkeypatch) as served, served.peer() as peer:
+        peer.write(joined(encode(operation, b"replica", PAYLOAD, stream=1))[:100])
+        (end,) = peer.frames()
+        assert end.header.operation is Operation.END
+
+
+def test_a_message_that_is_larger_than_the_budget_is_taken_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, Settings(queued_bytes=1000)) as served, served.peer() as small, served.peer() as large:
+        small.open("held")
+        small.message(REQUEST)
+        assert served.taken.get(timeout=WAIT_S) == ("held", 0)
+        large.open("held")
+        large.write(MESSAGE)
+        with served.peer() as other:
+            other.open("nonsense")
+            assert other.receive() is not None
+        assert served.taken.empty()
+        served.go_on.release()
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_connection_that_breaks_in_the_middle_of_a_message_gives_its_bytes_back(
+    monkeypatch: pytest.MonkeyPatch, *, reset: bool
+) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as leaves, served.peer() as waits:
+        leaves.open("held")
+        leaves.write(MESSAGE[:100_000])
+        served.await_used(SIZE)
+        waits.open("held")
+        waits.write(MESSAGE)
+        if reset:
+            leaves.reset()
+        else:
+            leaves.sock.close()
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        assert served.used_bytes == SIZE
+
+
+def test_a_connection_that_waits_for_room_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as holds:
+        holds.open("held")
+        holds.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        with served.peer() as leaves:
+            leaves.open("held")
+            leaves.write(MESSAGE)
+            nothing_more_is_taken(served)
+
+
+def test_a_connection_that_is_closed_while_it_waits_for_room_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as holds, served.peer() as waits:
+        holds.open("held")
+        holds.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        waits.open("held")
+        waits.write(MESSAGE)
+        waiting = served.server.of_clients._waiting
+        eventually(lambda: waiting, WAIT_S, "it waits")
+        for connection in list(waiting):
+            assert isinstance(connection, ServerConnection)
+            connection.channel.close("the test is over")
+        assert waits.receive() is None
+        eventually(lambda: not waiting, WAIT_S, "it is forgotten")
+
+
+def test_messages_that_their_stream_has_not_read_are_given_back_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch) as served, served.peer() as peer:
+        peer.open("refuse")
+        peer.write(MESSAGE * 4)
+        end = peer.receive()
+        assert end is not None
+        assert end.header.operation is Operation.END
+        served.await_used(0)
+
+
+def test_a_call_counts_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch) as served, served.peer() as peer:
+        served.calls_go_on.clear()
+        peer.call(CALL)
+        served.await_used(len(wire.encode_call(CALL)))
+        served.calls_go_on.set()
+        assert peer.receive() is not None
+        served.await_used(0)
+
+
+def test_no_more_calls_of_a_connection_are_worked_on_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: what one read of the socket brought was worked on at once: thousands of threads."""
+    monkeypatch.setattr(server_connection, "CALLS_MAX", 8)
+    with rig(monkeypatch) as served, served.peer() as peer:
+        served.calls_go_on.clear()
+        before = served.calls
+        call = joined(encode(Operation.CALL, wire.encode_call(CALL), correlation=1))
+        peer.write(call * 100)
+        eventually(lambda: served.calls == before + 8, WAIT_S, "calls up to the bound")
+        nothing_more_is_taken(served)
+        assert served.calls == before + 8
+        served.calls_go_on.set()
+        assert all(peer.receive() is not None for _ in range(100))
+
+
+def test_whoever_waits_for_room_is_called_once() -> None:
+    budget = ByteBudget(10)
+    told: list[str] = []
+    assert budget.reserve(8, "first", lambda: told.append("first"))
+    for _ in range(2):
+        assert not budget.reserve(8, "second", lambda: told.append("second"))
+    assert not budget.reserve(8, "third", lambda: told.append("third"))
+    budget.forget("third")
+    budget.release(0)
+    assert told == []
+    budget.release(8)
+    budget.release(0)
+    assert (told, budget.used_bytes) == (["second"], 0)

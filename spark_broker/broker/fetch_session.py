@@ -70,8 +70,14 @@ class FetchSession:
     """
 
     def __init__(
-        self, settings: FetcherSettings, partitions: dict[PartitionKey, Partition], clock: Clock = SYSTEM_CLOCK
+        self,
+        settings: FetcherSettings,
+        partitions: dict[PartitionKey, Partition],
+        clock: Clock = SYSTEM_CLOCK,
+        number: int = 0,
     ) -> None:
+        """`number`: larger than that of every earlier session with this leader."""
+        self.number = number
         self._settings = settings
         self._partitions = partitions
         self._clock = clock
@@ -103,6 +109,7 @@ class FetchSession:
             partitions=named,
             max_wait_ms=self._max_wait_ms(),
             max_bytes=settings.max_bytes,
+            session=self.number,
             forgotten=forgotten,  # the leader forgets first, then adds: so it sends its high watermark again
         )
 

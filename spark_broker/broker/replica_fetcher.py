@@ -95,6 +95,7 @@ class ReplicaFetcher:
         self._clock = clock
         self._partitions: dict[PartitionKey, Partition] = {}
         self._leader_epochs: dict[PartitionKey, int] = {}
+        self._number = 0  # of the last session
 
     def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> bool:
         """Pull exactly these from now on, at these leader epochs. False: nothing is new, and the session goes on.
@@ -134,5 +135,10 @@ class ReplicaFetcher:
         invariant((self.state, event) in TRANSITIONS, f"{self._leader}: {event.name} in {self.state.name}")
         self.state = TRANSITIONS[self.state, event]
         fetching = self.state is FetcherState.FETCHING
-        self.session = FetchSession(self.settings, self._partitions, self._clock) if fetching else None
+        self.session = self._new_session() if fetching else None
         self.deadline_ms = None
+
+    def _new_session(self) -> FetchSession:
+        # By the time, so that it is larger than the numbers of a fetcher that pulled from this leader before.
+        self._number = max(self._number + 1, self._clock.boottime_ms())
+        return FetchSession(self.settings, self._partitions, self._clock, self._number)

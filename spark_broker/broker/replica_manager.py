@@ -9,6 +9,7 @@ from pathlib import Path
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.fetcher import ReplicaFetcherThread
 from spark_broker.broker.file_jobs import Opening, Removal
+from spark_broker.broker.follower_sessions import FollowerSessions
 from spark_broker.broker.hosted_replicas import Outward
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_opener import MapAll, one_by_one
@@ -58,6 +59,7 @@ class ReplicaManager(ReplicaFiles):
         super().__init__(settings, directory, lease, outward, clock, new_fetcher, map_all)
         self._asked_for: frozenset[PartitionKey] = frozenset()  # replicas whose log end the controller wants to know
         self._started = False  # whether metadata was applied
+        self.follower_sessions = FollowerSessions()
         self.applied_offset = EMPTY_IMAGE.next_offset
         """Metadata before this offset is applied. Every log that was here at the start is open, or known not to be."""
 

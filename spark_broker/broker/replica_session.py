@@ -76,7 +76,12 @@ class ReplicaSession:
         self._payload: list[Buffer] = []
 
     def begin(self, request: ReplicaFetchRequest) -> None:
-        """Take note of the positions that the follower reports."""
+        """Take note of the positions that the follower reports. Raises InvalidRequestError in a session that is over,
+        because the follower has begun a later one."""
+        with self._manager.follower_sessions.turn(request, self._manager.broker_epochs()):
+            self._begin(request)
+
+    def _begin(self, request: ReplicaFetchRequest) -> None:
         self._correlation_id = request.correlation_id
         # Bounded by our own setting as well: a request must not make the broker use more memory.
         self._max_bytes = min(request.max_bytes, self._max_response_bytes)

@@ -15,6 +15,7 @@ import pytest
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock, SystemClock
 from spark_broker.broker.fetch_session import FAILED_RETRY_MS, RETRY_MS, FetcherSettings, FetchSession
+from spark_broker.broker.follower_sessions import FollowerSessions
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionEvents
@@ -24,7 +25,7 @@ from spark_broker.broker.replica_session import IDLE_REPORT_MAX_MS, ReplicaSessi
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import FetchPosition, LeaderAndIsr, Replica
-from spark_broker.errors import StorageFullError, UnknownTopicOrPartitionError
+from spark_broker.errors import InvalidRequestError, StorageFullError, UnknownTopicOrPartitionError
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -42,6 +43,10 @@ class Manager:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
+        self.follower_sessions = FollowerSessions()
+
+    def broker_epochs(self) -> dict[int, int]:
+        return EPOCHS
 
     def partition(self, topic_id: str, number: int) -> Partition:
         assert (topic_id, number) == KEY
@@ -54,10 +59,15 @@ class Manager:
 class Stream:
     """A follower's session with the leader, whose messages the test carries."""
 
-    def __init__(self, leader: Partition, follower: Partition, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, leader: Partition, follower: Partition, clock: Clock = SYSTEM_CLOCK, number: int = 0) -> None:
         settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
-        self.session = FetchSession(settings, {KEY: follower}, clock)
-        self._server = ReplicaSession(cast(ReplicaManager, Manager(leader)), 1 << 20, clock=clock)
+        self.session = FetchSession(settings, {KEY: follower}, clock, number)
+        self.manager = Manager(leader)
+        self._server = ReplicaSession(cast(ReplicaManager, self.manager), 1 << 20, clock=clock)
+
+    def share(self, other: Stream) -> None:
+        """Both are streams of one leader."""
+        self.manager.follower_sessions = other.manager.follower_sessions
 
     def ask(self) -> Answer:
         """The answer to the next request, without a wait."""
@@ -182,6 +192,23 @@ def test_how_far_a_follower_is_does_not_stay_with_what_a_late_request_said(opene
     clock.now_ms += IDLE_REPORT_MAX_MS
     newer.answer(request)
     assert progress.log_end_offset == 1
+
+
+def test_what_a_session_reports_after_a_later_one_has_begun_moves_no_high_watermark(opened: Open) -> None:
+    """The follower lost its log in between: the older request is late, and says more than the follower has."""
+    leader, follower, empty = opened(0), opened(1), opened(2)
+    append(leader, b"a")
+    older = Stream(leader, follower, number=7)
+    older.take(older.ask())
+    late = older.request()
+    assert late.partitions[0].fetch_offset == 1
+
+    newer = Stream(leader, empty, number=8)
+    newer.share(older)
+    newer.answer(newer.request())
+    with pytest.raises(InvalidRequestError, match="a later fetch session of broker 1"):
+        older.answer(late)
+    assert leader.replica.followers[1].log_end_offset == 0
 
 
 def test_a_follower_whose_full_disk_refuses_a_cut_is_as_it_was(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

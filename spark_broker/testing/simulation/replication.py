@@ -12,7 +12,13 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import ReplicaFetcher
 from spark_broker.broker.replica_session import ReplicaSession
-from spark_broker.errors import InvariantError, NetworkError, RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import (
+    InvalidRequestError,
+    InvariantError,
+    NetworkError,
+    RequestTimedOutError,
+    SparkBrokerError,
+)
 from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateRequest
 from spark_broker.testing.simulation.network import Address, End
 from spark_broker.testing.simulation.scheduler import Timer
@@ -188,7 +194,11 @@ class _FollowerServer:
 
     def _received(self, message: object) -> None:
         if isinstance(message, ReplicaFetchRequest):
-            self._session.begin(message)
+            try:
+                self._session.begin(message)
+            except InvalidRequestError:
+                self._end.close()
+                return
             self._waiting = True
             self._poll()
             if self._waiting:

@@ -430,6 +430,13 @@ class StaleBrokerEpochError(SparkBrokerError):
     hint = "The older incarnation exits; nothing is to be done."
 
 
+class InvalidFetchSessionEpochError(SparkBrokerError):
+    """A follower's fetch session has a number that is not the next one: a later session of it has begun."""
+
+    code = 71
+    hint = "The follower begins a new session by itself."
+
+
 class OffsetNotAvailableError(SparkBrokerError):
     """A new leader's high watermark has not reached the start of its epoch yet."""
 

@@ -6,18 +6,26 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from spark_broker.errors import InvalidRequestError
+from spark_broker.errors import InvalidFetchSessionEpochError
 from spark_broker.protocol.messages import ReplicaFetchRequest
+
+AHEAD_MAX = 2**42
+"""How far the number of a session may be ahead of the last one. Followers count by milliseconds: that is 139 years. A
+message with the largest number that there is must not keep a follower out for ever."""
+
+AFTER_REFUSAL = AHEAD_MAX // 2
+"""How far a follower whose session was refused goes ahead. It does not know the last number."""
 
 
 class _Follower:
-    """Invariant, under the lock: `last` only grows."""
+    """Invariant, under the lock: `number` only grows within a broker epoch."""
 
-    __slots__ = ("last", "lock")
+    __slots__ = ("epoch", "lock", "number")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.last = (-1, -1)  # broker epoch, number of the session
+        self.epoch = -1
+        self.number = 0
 
 
 class FollowerSessions:
@@ -34,7 +42,7 @@ class FollowerSessions:
 
     @contextmanager
     def turn(self, request: ReplicaFetchRequest, broker_epochs: Mapping[int, int]) -> Iterator[None]:
-        """Take what a follower reports. Raises InvalidRequestError if a later session of it has begun.
+        """Take what a follower reports. Raises InvalidFetchSessionEpochError if a later session of it has begun.
 
         A report of another incarnation than the registered one is refused for each partition (`core/progress.py`).
         """
@@ -44,8 +52,10 @@ class FollowerSessions:
         with self._lock:
             follower = self._followers.setdefault(request.broker_id, _Follower())
         with follower.lock:
-            session = (request.broker_epoch, request.session)
-            if session < follower.last:
-                raise InvalidRequestError(f"a later fetch session of broker {request.broker_id} has begun")
-            follower.last = session
+            last = follower.number if follower.epoch == request.broker_epoch else 0
+            if not last <= request.session <= last + AHEAD_MAX:
+                raise InvalidFetchSessionEpochError(
+                    f"session {request.session} of broker {request.broker_id}; the last one has number {last}"
+                )
+            follower.epoch, follower.number = request.broker_epoch, request.session
             yield

@@ -20,10 +20,11 @@ from typing import Protocol
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
+from spark_broker.broker.follower_sessions import AFTER_REFUSAL
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_lines import ConnectionLines
-from spark_broker.errors import NetworkError, SparkBrokerError, invariant
+from spark_broker.errors import InvalidFetchSessionEpochError, NetworkError, SparkBrokerError, invariant
 
 BACK_OFF_MS = 50
 """Wait before the next session after one that failed."""
@@ -118,6 +119,8 @@ class ReplicaFetcher:
         if session is not self.session:
             return
         now_ms = self._clock.boottime_ms()
+        if isinstance(error, InvalidFetchSessionEpochError):
+            self._number += AFTER_REFUSAL
         self._lines.failed(now_ms, error.message if isinstance(error, NetworkError) else error)
         self._move(FetcherEvent.SESSION_FAILED)
         self.deadline_ms = now_ms + BACK_OFF_MS

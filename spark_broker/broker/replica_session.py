@@ -76,8 +76,8 @@ class ReplicaSession:
         self._payload: list[Buffer] = []
 
     def begin(self, request: ReplicaFetchRequest) -> None:
-        """Take note of the positions that the follower reports. Raises InvalidRequestError in a session that is over,
-        because the follower has begun a later one."""
+        """Take note of the positions that the follower reports. Raises InvalidFetchSessionEpochError in a session
+        that is over, because the follower has begun a later one."""
         with self._manager.follower_sessions.turn(request, self._manager.broker_epochs()):
             self._begin(request)
 

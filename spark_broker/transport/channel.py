@@ -46,9 +46,9 @@ class Unsent(NamedTuple):
 class Channel:
     """A connection, from `start` to `closed`.
 
-    Invariants, under `_lock`: `_parts` is what was given to `send` and not written, `_unsent` its bytes, and
-    `_position` counts all bytes that were ever given. Nothing is written once `closed` is set. `_paused` holds the
-    reasons why nothing is read; only the loop's thread changes it.
+    Invariants, under `_lock`: `_parts` is what was given to `send` and not written, `_unsent` its bytes; `_position`
+    counts all bytes that were ever given, and `_written` those that the system has taken. Nothing is written once
+    `closed` is set. `_paused` holds the reasons why nothing is read; only the loop's thread changes it.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Channel:
         self._parts: deque[memoryview] = deque()
         self._unsent = 0
         self._position = 0
+        self._written = 0
         self._callbacks: deque[Unsent] = deque()
         self._written_s = 0.0  # when bytes were last written, or began to wait
         self._writing = False  # whether the loop waits until the socket takes more
@@ -153,10 +154,10 @@ class Channel:
         before, and RequestTimedOutError when the peer has taken nothing for so long."""
         with self._lock:
             while True:
+                if self._written >= position:
+                    return
                 if self.closed:
                     raise NetworkError(self.why)
-                if self._position - self._unsent >= position:
-                    return
                 left_s = timeout_s - self.waiting_for_s
                 if left_s <= 0:
                     raise RequestTimedOutError(f"the peer has taken nothing for {timeout_s} s")
@@ -301,6 +302,7 @@ class Channel:
                 self._broken(f"the connection broke: {error.strerror or error}")
                 break
             self._written_s = time.monotonic()
+            self._written += count
             self._unsent -= count
             while parts and count >= len(parts[0]):
                 count -= len(parts.popleft())
@@ -348,8 +350,8 @@ class Channel:
 
     def _done(self) -> list[Unsent]:
         """The callbacks whose bytes were written. Under the lock."""
-        written, done = self._position - self._unsent, []
-        while self._callbacks and self._callbacks[0].position <= written:
+        done: list[Unsent] = []
+        while self._callbacks and self._callbacks[0].position <= self._written:
             done.append(self._callbacks.popleft())
         return done
 

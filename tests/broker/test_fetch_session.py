@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,17 +16,18 @@ import pytest
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock, SystemClock
 from spark_broker.broker.fetch_session import FAILED_RETRY_MS, RETRY_MS, FetcherSettings, FetchSession
-from spark_broker.broker.follower_sessions import FollowerSessions
+from spark_broker.broker.follower_sessions import AHEAD_MAX, FollowerSessions
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionEvents
+from spark_broker.broker.replica_fetcher import BACK_OFF_MS, ReplicaFetcher
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.replica_session import IDLE_REPORT_MAX_MS, ReplicaSession
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import FetchPosition, LeaderAndIsr, Replica
-from spark_broker.errors import InvalidRequestError, StorageFullError, UnknownTopicOrPartitionError
+from spark_broker.errors import InvalidFetchSessionEpochError, StorageFullError, UnknownTopicOrPartitionError
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -206,8 +208,37 @@ def test_what_a_session_reports_after_a_later_one_has_begun_moves_no_high_waterm
     newer = Stream(leader, empty, number=8)
     newer.share(older)
     newer.answer(newer.request())
-    with pytest.raises(InvalidRequestError, match="a later fetch session of broker 1"):
+    with pytest.raises(InvalidFetchSessionEpochError, match="session 7 of broker 1; the last one has number 8"):
         older.answer(late)
+    assert leader.replica.followers[1].log_end_offset == 0
+
+
+@pytest.mark.parametrize("foreign", [AHEAD_MAX, 2**62, 2**63 - 1])
+def test_a_number_that_some_peer_made_up_keeps_no_follower_out_for_long(opened: Open, foreign: int) -> None:
+    """Story: one message with the largest number there is, and the leader took no report of the follower again."""
+    leader, follower, clock = opened(0), opened(1), SteppedClock()
+    settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
+    fetcher = ReplicaFetcher("leader", settings, clock)
+    manager = Manager(leader)
+    server = ReplicaSession(cast(ReplicaManager, manager), 1 << 20, clock=clock)
+    made_up = ReplicaFetchRequest(1, 1, 1, max_wait_ms=0, max_bytes=1, partitions=[], session=foreign)
+    with suppress(InvalidFetchSessionEpochError):
+        ReplicaSession(cast(ReplicaManager, manager), 1 << 20, clock=clock).begin(made_up)
+
+    fetcher.follow({KEY: follower}, {KEY: 0})
+    refused = 0
+    while (session := fetcher.session) is not None:
+        request = session.next_request()
+        assert isinstance(request, ReplicaFetchRequest)
+        try:
+            server.begin(request)
+            break
+        except InvalidFetchSessionEpochError as error:
+            refused += 1
+            fetcher.failed(session, error)
+            clock.now_ms += BACK_OFF_MS
+            fetcher.tick()
+    assert refused <= 2
     assert leader.replica.followers[1].log_end_offset == 0
 
 

@@ -371,3 +371,14 @@ def test_a_frame_that_waits_for_room_takes_no_time(loop: IoLoop, monkeypatch: py
         eventually(lambda: got, WAIT_S, "the frame")
         turn(loop)
         assert channel.frame_for_s == 0
+
+
+def test_who_waits_for_what_was_written_is_not_told_that_the_peer_left_afterwards(loop: IoLoop) -> None:
+    """Story: a client read the last answer and closed; the handler that had sent it took the answer for lost."""
+    with connected(loop) as (channel, peer):
+        position = channel.send(encode(Operation.MESSAGE, b"m"))
+        peer.sock.close()
+        eventually(lambda: channel.closed, WAIT_S, "the end of the connection")
+        channel.wait_written(position, WAIT_S)
+        with pytest.raises(NetworkError):
+            channel.wait_written(position + 1, WAIT_S)

@@ -20,6 +20,8 @@ from spark_broker.errors import ForkedProcessError, NetworkError
 from spark_broker.transport.client import Connection
 from tests.transport.rig import CALL, REQUEST
 
+os.register_at_fork(after_in_child=lambda: signal.alarm(60))  # No child that hangs outlives the test by much.
+
 def say(what):
     print(what, flush=True)
 
@@ -108,7 +110,6 @@ ends = []
 for _ in range(15):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
         own()
         os._exit(0 if all_refused() else 1)
     ends.append(os.waitpid(child, 0)[1])

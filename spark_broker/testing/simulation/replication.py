@@ -13,7 +13,7 @@ from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import ReplicaFetcher
 from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.errors import (
-    InvalidRequestError,
+    InvalidFetchSessionEpochError,
     InvariantError,
     NetworkError,
     RequestTimedOutError,
@@ -196,7 +196,7 @@ class _FollowerServer:
         if isinstance(message, ReplicaFetchRequest):
             try:
                 self._session.begin(message)
-            except InvalidRequestError:
+            except InvalidFetchSessionEpochError:
                 self._end.close()
                 return
             self._waiting = True

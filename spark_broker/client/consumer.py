@@ -211,6 +211,7 @@ class Consumer(OfOneProcess):
         InconsistentTopicIdError (the topic was created again), CorruptMessageError, BootstrapUnreachableError and
         ClosedError.
         """
+        self._origin.check()  # before any lock: in a child, the thread that holds it does not exist
         self._refuse_reentry()
         self._rebalancing.refuse_while_telling()
         self._committing.when_due()
@@ -388,6 +389,8 @@ class Consumer(OfOneProcess):
         where the handler has interrupted a call that does not wait.
         """
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
+        if self._origin.is_elsewhere:
+            return  # the parent's, whose threads hold its locks
         place = self._refuse_reentry()
         if not self._close_lock.acquire(blocking=False):
             if place is not Within.NOTHING:

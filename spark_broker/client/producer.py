@@ -318,6 +318,8 @@ class Producer(OfOneProcess):
         done-callback, `close(0)` works.
         """
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
+        if self._origin.is_elsewhere:
+            return  # the parent's, whose threads hold its locks
         if refuse_within(*self._insides) is Within.CALLBACK and given_s != 0:
             self._check_nothing_else_left()
         with self._lock:

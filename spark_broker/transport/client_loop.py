@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
+from spark_broker.errors import NetworkError
 from spark_broker.threads import client_ended
 from spark_broker.transport.channel import Channel
 from spark_broker.transport.io_loop import IoLoop
@@ -24,10 +25,13 @@ class ClientLoop:
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
     def get(self) -> IoLoop:
-        """The running loop. Raises NoThreadError."""
+        """The running loop. Raises NoThreadError, and NetworkError if the process has no descriptors left."""
         with self._lock:
             if self._loop is None:
-                loop = IoLoop("client-io", self._ended)
+                try:
+                    loop = IoLoop("client-io", self._ended)
+                except OSError as error:
+                    raise NetworkError(f"no connection can be opened: {error.strerror}") from None
                 loop.begin()
                 self._loop = loop
             return self._loop

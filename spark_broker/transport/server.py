@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import socket
 import time
 from collections import Counter
@@ -42,6 +43,10 @@ LOOK_S = 0.5
 
 NO_DESCRIPTOR_PAUSE_S = 0.5
 """How long nothing is accepted when the process has no descriptor left."""
+
+DESCRIPTORS_SPARED = 32
+"""For what the process itself connects to: a broker that cannot reach the controller serves nobody. The system gives
+out the lowest number that is free."""
 
 SAY_AGAIN_S = 30.0
 
@@ -184,7 +189,9 @@ class Server:
     def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
         host = address[0]
         why = ""
-        if len(self._connections) >= self.limits.connections:
+        if sock.fileno() >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_SPARED:
+            why = "the process has hardly any descriptors left (ulimit -n)"
+        elif len(self._connections) >= self.limits.connections:
             why = f"broker.max.connections = {self.limits.connections} is reached"
         elif self._of_peer[host] >= self.limits.connections_per_ip:
             why = f"{host} has max.connections.per.ip = {self.limits.connections_per_ip}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -230,6 +231,8 @@ STARVED = f"""
 import json, os, resource, socket, sys
 from spark_broker.protocol.messages import EmptyResponse
 from spark_broker.transport.server import Server
+from spark_broker.transport import server as server_module
+server_module.DESCRIPTORS_SPARED = 0  # nobody is refused before
 
 bugs = []
 server = Server({HOST!r}, 0, lambda request: EmptyResponse(), {{}}, bugs.append)
@@ -292,3 +295,15 @@ def test_ipv6_is_served(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
 def test_a_port_that_is_taken_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with rig(monkeypatch) as served, pytest.raises(OSError, match="in use"):
         Server(HOST, served.server.port, lambda request: EmptyResponse(), {}, served.bugs.append)
+
+
+def test_the_last_descriptors_are_for_what_the_process_itself_connects_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Story: silent clients had every descriptor, and a broker could not reach the controller."""
+    monkeypatch.setattr("spark_broker.transport.server.DESCRIPTORS_SPARED", 1 << 40)
+    server = Server(HOST, 0, lambda request: EmptyResponse(), {}, lambda error: None)
+    with RawPeer(server.port) as refused, contextlib.suppress(ConnectionError):
+        assert refused.receive() is None
+    eventually(lambda: "hardly any descriptors left" in caplog.text, WAIT_S, "the line in the log")
+    server.close()

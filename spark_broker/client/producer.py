@@ -313,13 +313,12 @@ class Producer(OfOneProcess):
     def close(self, timeout: float | None = None) -> None:
         """Wait for what is under way (up to `timeout` seconds, by default delivery.timeout.ms), then fail the rest.
 
-        An open transaction is aborted. Without a transactional id, a warning in the log says how many appends failed
-        whose Futures nobody looked at, and the first reason. Raises ReentrantCallError as `flush` does; in a
-        done-callback, `close(0)` works.
+        An open transaction is aborted. Otherwise a warning in the log says how many appends failed whose Futures nobody
+        looked at, and why. Raises ReentrantCallError as `flush` does; in a done-callback, `close(0)` works.
         """
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
-        if self._origin.is_elsewhere:
-            return  # the parent's, whose threads hold its locks
+        if self._origin.is_elsewhere:  # the parent's, whose threads hold its locks
+            return
         if refuse_within(*self._insides) is Within.CALLBACK and given_s != 0:
             self._check_nothing_else_left()
         with self._lock:
@@ -358,8 +357,7 @@ class Producer(OfOneProcess):
     ) -> None:
         self.close(None if kind is None else CLOSE_AFTER_ERROR_S)
 
-    def _check_nothing_else_left(self) -> None:
-        """In a done-callback. Raises ReentrantCallError if there is anything to wait for."""
+    def _check_nothing_else_left(self) -> None:  # in a done-callback
         if self._lingering.has_records() or self._sender.has_others():
             raise refusal(Within.CALLBACK)
 

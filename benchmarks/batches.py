@@ -36,7 +36,10 @@ from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.frame import decode_frames, encode_frames
 from spark_broker.protocol.messages import AppendRequest
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE, schema_to_bytes
+from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.start_kind import StartKind
+from spark_broker.transport.frames import Operation
+from spark_broker.transport.frames import encode as encode_frame
 
 TOPIC_ID = "0" * 32
 IDENTITY = ProducerIdentity(7, 0)
@@ -92,7 +95,7 @@ def _records(rows: int) -> pa.RecordBatch:
 def _run(record: pa.RecordBatch, batches: int, base: Path, figures: BatchFigures) -> None:
     first, rows = batches // 10, record.num_rows
     outgoing: list[OutgoingBatch] = []
-    sent: list[bytes] = []
+    sent: list[list[Buffer]] = []
     leader = _partition(base / "leader", 0)
     follower = _partition(base / "follower", 1)
     answer = _Answer()
@@ -110,7 +113,7 @@ def _run(record: pa.RecordBatch, batches: int, base: Path, figures: BatchFigures
     def request(number: int) -> None:
         batch = outgoing[number]
         message = AppendRequest(number, TOPIC_ID, 0, EPOCH, ACKS_ALL, 30_000)
-        sent.append(wire.encode(message, batch.message.head, batch.message.body))
+        sent.append(encode_frame(Operation.MESSAGE, wire.encode(message), batch.message.head, batch.message.body))
 
     def append(number: int) -> None:
         leader.append(Append(payloads[number], EPOCH, ACKS_ALL, 0, deadline_ms), answer)
@@ -125,7 +128,7 @@ def _run(record: pa.RecordBatch, batches: int, base: Path, figures: BatchFigures
     figures.encode_us.append(_timed(encode, batches, first))
     figures.request_us.append(_timed(request, batches, first))
     deadline_ms = SYSTEM_CLOCK.boottime_ms() + FOREVER_MS
-    payloads += [wire.decode(data)[1] for data in sent]
+    payloads += [memoryview(bytearray(b"".join(parts[1:]))) for parts in sent]  # as a server receives them
     figures.append_us.append(_timed(append, batches, first))
     stored = leader.log.read(0, 1 << 40, leader.log_end().log_end_offset)
     frames = [b"".join(encode_frames([frame])) for frame in stored]

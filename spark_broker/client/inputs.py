@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError, SchemaMismatchError
 from spark_broker.protocol.arrays import array_of, scalar_of, to_numpy
-from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.schema import conform
 from spark_broker.times import LATEST_US
 
@@ -99,7 +99,7 @@ def sliced(batch: pa.RecordBatch, start: int, rows: int) -> pa.RecordBatch:
 def fits(batch: pa.RecordBatch, limit_bytes: int) -> bool:
     """Whether the batch is no larger than this, before compression."""
     size = pa.ipc.get_record_batch_size(batch) + METADATA_BYTES
-    return size <= limit_bytes or len(encode_batch(batch)) <= limit_bytes
+    return size <= limit_bytes or len(encoded_batch(batch)) <= limit_bytes
 
 
 def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> list[pa.RecordBatch]:

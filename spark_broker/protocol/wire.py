@@ -1,8 +1,7 @@
-"""The bounded codec: a message and its payload as one run of bytes, `u32 length | msgpack message | payload`."""
+"""The bounded codec of messages. `transport/frames.py` says how they cross a connection, with their payload."""
 
 from __future__ import annotations
 
-import struct
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +17,6 @@ UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 digits, is a ValueError; 100,000 opening brackets are a RecursionError. Whoever decodes bytes from outside this process
 catches these, and no shorter list (`tests/test_tidy.py`)."""
 
-_LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _stream_decoder = msgspec.msgpack.Decoder(StreamMessage)
 _request_decoder = msgspec.msgpack.Decoder(CallRequest)
@@ -28,26 +26,8 @@ T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
 
-def encode(message: Message, *payload: Buffer) -> bytes:
-    """A stream message with its payload."""
-    head = _encoder.encode(message)
-    return b"".join((_LENGTH.pack(len(head)), head, *payload))
-
-
-def decode(data: Buffer) -> tuple[StreamMessage, memoryview]:
-    """The stream message and a view of its payload. Raises InvalidRequestError."""
-    view = memoryview(data)
-    if len(view) < _LENGTH.size:
-        raise InvalidRequestError(f"a message of {len(view)} bytes")
-    (length,) = _LENGTH.unpack_from(view)
-    end = _LENGTH.size + length
-    if length > MAX_MESSAGE_BYTES or end > len(view):
-        raise InvalidRequestError(f"a message that claims {length} bytes in {len(view)}")
-    return _decode(_stream_decoder, view[_LENGTH.size : end]), view[end:]
-
-
-def encode_call(message: Message) -> bytes:
-    """A call's request or response."""
+def encode(message: Message) -> bytes:
+    """A message, without its payload."""
     return _encoder.encode(message)
 
 
@@ -63,11 +43,6 @@ def decode_response(data: Buffer) -> CallResponse:
     if isinstance(response, ErrorResponse):
         raise error_from_code(response.error_code, response.error_message)
     return response
-
-
-def encode_message(message: Message) -> bytes:
-    """A stream message, without its payload."""
-    return _encoder.encode(message)
 
 
 def decode_message(data: Buffer) -> StreamMessage:

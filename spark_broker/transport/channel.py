@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from spark_broker.errors import InvalidRequestError, NetworkError, RequestTimedOutError
 from spark_broker.protocol.wire import Buffer
+from spark_broker.threads import LONGEST_WAIT_S
 from spark_broker.transport.frames import NO_PAYLOAD, Frame, FrameHeader, FrameReader
 from spark_broker.transport.io_loop import IoLoop
-from spark_broker.transport.sockets import PARTS_MAX
+from spark_broker.transport.sockets import write_some
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -96,10 +97,6 @@ class Channel:
         """Begin to receive. From any thread, once."""
         self.loop.soon(lambda: self.resume("not started"))
 
-    def fileno(self) -> int:
-        """The socket's descriptor, for whoever must close it after a fork."""
-        return self._fd
-
     @property
     def waiting_for_s(self) -> float:
         """How long the peer has taken nothing of what waits for it; 0: nothing waits."""
@@ -161,7 +158,7 @@ class Channel:
                 left_s = timeout_s - self.waiting_for_s
                 if left_s <= 0:
                     raise RequestTimedOutError(f"the peer has taken nothing for {timeout_s} s")
-                self._less.wait(min(left_s, threading.TIMEOUT_MAX))
+                self._less.wait(min(left_s, LONGEST_WAIT_S))
 
     def close(self, why: str) -> None:
         """End the connection. From any thread; the first reason counts."""
@@ -292,10 +289,8 @@ class Channel:
     def _write(self) -> None:
         """Write what the socket takes. Under the lock."""
         while self._parts:
-            parts = self._parts
-            batch = list(parts) if len(parts) <= PARTS_MAX else [parts[k] for k in range(PARTS_MAX)]
             try:
-                count = self._sock.sendmsg(batch)
+                count = write_some(self._sock, self._parts)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -304,11 +299,6 @@ class Channel:
             self._written_s = time.monotonic()
             self._written += count
             self._unsent -= count
-            while parts and count >= len(parts[0]):
-                count -= len(parts.popleft())
-            if count:
-                parts[0] = parts[0][count:]
-                break
         if self._parts and not self._writing:
             self._writing = True
             self.loop.soon(self._await_writable)

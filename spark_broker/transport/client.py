@@ -17,6 +17,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import CallResponse, Message
+from spark_broker.threads import LONGEST_WAIT_S
 from spark_broker.transport.channel import Channel
 from spark_broker.transport.client_loop import client_loop
 from spark_broker.transport.client_stream import ClientStream, admit_answer, refusal
@@ -24,8 +25,6 @@ from spark_broker.transport.frames import UINT32_MAX, Frame, Operation, encode
 from spark_broker.transport.hello import check_hello, hello
 from spark_broker.transport.origin import Origin
 from spark_broker.transport.sockets import connected
-
-TIMEOUT_MAX_S = threading.TIMEOUT_MAX
 
 
 class Connection:
@@ -52,7 +51,7 @@ class Connection:
         RequestTimedOutError."""
         deadline_s = time.monotonic() + max(timeout_ms, 1) / 1000
         link = self._linked(deadline_s)
-        answer = link.ask(wire.encode_call(request), min(deadline_s - time.monotonic(), TIMEOUT_MAX_S))
+        answer = link.ask(wire.encode(request), min(deadline_s - time.monotonic(), LONGEST_WAIT_S))
         if answer is None:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms")
         return wire.decode_response(answer)
@@ -82,7 +81,7 @@ class Connection:
         link = self._link
         if link is not None and not link.closed and not self._closed:
             return link
-        if not self._lock.acquire(timeout=min(max(0.0, deadline_s - time.monotonic()), TIMEOUT_MAX_S)):
+        if not self._lock.acquire(timeout=min(max(0.0, deadline_s - time.monotonic()), LONGEST_WAIT_S)):
             raise RequestTimedOutError(f"{self.address}: another call has been connecting for too long")
         try:
             self._check_open()
@@ -105,7 +104,7 @@ class _Link:
         self.address = f"{host}:{port}"
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._answers: dict[int, queue.SimpleQueue[wire.Buffer | SparkBrokerError | None]] = {}
+        self._answers: dict[int, queue.SimpleQueue[wire.Buffer | SparkBrokerError]] = {}
         self._retired = False
         self._failure: SparkBrokerError | None = None  # what the peer said before it closed the connection
         self.channel = Channel(
@@ -125,7 +124,7 @@ class _Link:
 
     def ask(self, request: bytes, timeout_s: float) -> wire.Buffer | None:
         """The encoded answer; None: it did not come in time. Raises NetworkError, or what the peer refused it with."""
-        answers: queue.SimpleQueue[wire.Buffer | SparkBrokerError | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[wire.Buffer | SparkBrokerError] = queue.SimpleQueue()
         with self._lock:
             correlation = self._unused()
             self._answers[correlation] = answers

@@ -29,7 +29,7 @@ from spark_broker.protocol.messages import ErrorResponse, Message, StreamMessage
 from spark_broker.transport.frames import Frame, FrameHeader, FrameReader, Operation, encode
 from spark_broker.transport.hello import check_hello, hello
 from spark_broker.transport.origin import Origin, after_fork
-from spark_broker.transport.sockets import PARTS_MAX, connected
+from spark_broker.transport.sockets import connected, write_some
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class ClientStream:
 
     def send(self, message: Message, *payload: wire.Buffer, timeout_ms: int = 30_000) -> None:
         """Send a message. Raises NetworkError; RequestTimedOutError when the peer takes nothing for `timeout_ms`."""
-        parts = encode(Operation.MESSAGE, wire.encode_message(message), *payload, stream=STREAM)
+        parts = encode(Operation.MESSAGE, wire.encode(message), *payload, stream=STREAM)
         self._used(lambda: self._send(parts, timeout_ms))
 
     def receive(self, *, timeout_ms: int | None) -> tuple[StreamMessage, memoryview]:
@@ -134,15 +134,10 @@ class ClientStream:
         left: deque[memoryview] = deque(memoryview(part) for part in parts)
         while left:
             try:
-                count = self._sock.sendmsg([left[k] for k in range(min(len(left), PARTS_MAX))])
+                write_some(self._sock, left)
             except BlockingIOError:
                 if not self._ready(select.POLLOUT, time.monotonic() + timeout_ms / 1000):
                     raise self._timed_out() from None
-                continue
-            while left and count >= len(left[0]):
-                count -= len(left.popleft())
-            if count:
-                left[0] = left[0][count:]
 
     def _next(self, deadline_s: float | None) -> Frame:
         while True:

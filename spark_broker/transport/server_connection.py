@@ -176,7 +176,7 @@ class ServerConnection:
         """Tell the client what is wrong, and close the connection."""
         logger.info("%s is refused: %s", self.peer, error)
         with contextlib.suppress(NetworkError):
-            reason = wire.encode_message(wire.error_response(error))
+            reason = wire.encode(wire.error_response(error))
             self.channel.finish(error.message, encode(Operation.END, reason))
 
     def _refused_bytes(self, error: InvalidRequestError, data: bytes) -> None:
@@ -209,11 +209,11 @@ class ServerConnection:
         """From any thread, which must not wait for the client."""
         message = wire.error_response(answer) if isinstance(answer, SparkBrokerError) else answer
         with contextlib.suppress(NetworkError):
-            self.channel.send(encode(Operation.ANSWER, wire.encode_call(message), correlation=header.correlation))
+            self.channel.send(encode(Operation.ANSWER, wire.encode(message), correlation=header.correlation))
         self.channel.loop.soon(self._answered)
 
     def _reply(self, header: FrameHeader, answer: Message) -> None:
-        parts = encode(Operation.ANSWER, wire.encode_call(answer), correlation=header.correlation)
+        parts = encode(Operation.ANSWER, wire.encode(answer), correlation=header.correlation)
         position = self.channel.send(parts)
         if self.channel.unsent_bytes:
             with contextlib.suppress(RequestTimedOutError):

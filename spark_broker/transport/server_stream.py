@@ -112,7 +112,7 @@ class ServerStream:
         """The handler is done. `error` ended the stream, and the client is told."""
         self._give_back()
         if not self.cancelled:
-            message = b"" if error is None else wire.encode_message(wire.error_response(error))
+            message = b"" if error is None else wire.encode(wire.error_response(error))
             with contextlib.suppress(NetworkError):
                 self._channel.send(encode(Operation.END, message, stream=self.id))
         self.cancelled = True
@@ -128,7 +128,7 @@ class ServerStream:
                 self._give_back()
 
     def _frame(self, message: Message, *payload: wire.Buffer) -> list[wire.Buffer]:
-        return encode(Operation.MESSAGE, wire.encode_message(message), *payload, stream=self.id)
+        return encode(Operation.MESSAGE, wire.encode(message), *payload, stream=self.id)
 
     def _give_back(self) -> None:
         header, self._taken = self._taken, None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
+from itertools import islice
 
 from spark_broker.errors import NetworkError
 
@@ -41,3 +43,14 @@ def prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def write_some(sock: socket.socket, parts: deque[memoryview]) -> int:
+    """Write what the system takes of these in one call, and drop it from them. Returns the bytes. Raises OSError,
+    BlockingIOError where it takes nothing now."""
+    count = left = sock.sendmsg(list(islice(parts, PARTS_MAX)))
+    while parts and left >= len(parts[0]):
+        left -= len(parts.popleft())
+    if left:
+        parts[0] = parts[0][left:]
+    return count

@@ -161,7 +161,7 @@ class Attacker:
         message = self.plausible(self.rng.choice(wanted) if wanted and self.rng.random() < 0.8 else StreamMessage)
         payload = damaged_message(self.rng)[1] if self.rng.random() < 0.5 else self.rng.choice(sample_messages())[1]
         payload = payload if kind == "append" else b""
-        head = wire.encode_message(message)
+        head = wire.encode(message)
         damage = self.rng.random()
         if damage < 0.2:
             head = mutate(self.rng, head, head)
@@ -197,10 +197,10 @@ class Attacker:
         cluster = self.known
         for time_us in (2**63 - 1, -(2**63), -3, 0, 2**64 - 1):
             specs = [ListOffsetsPartition(cluster.topic_id, p % cluster.partitions, -1, time_us) for p in range(20)]
-            self.call(wire.encode_call(ListOffsetsRequest(specs)))
+            self.call(wire.encode(ListOffsetsRequest(specs)))
         offsets = [CommittedOffset(f"topic-{i}", 2**31 - 1, 2**63 - 1, 2**63 - 1, "x" * 4096) for i in range(10_000)]
-        self.call(wire.encode_call(OffsetCommitRequest("absurd", offsets)))
-        self.call(wire.encode_call(OffsetCommitRequest("absurd", offsets[:10])))
+        self.call(wire.encode(OffsetCommitRequest("absurd", offsets)))
+        self.call(wire.encode(OffsetCommitRequest("absurd", offsets[:10])))
         for offset in (0, 2**63 - 1):
             self._fetch(offset, columns=None)
             self._fetch(offset, columns=["n"] * 10_000)

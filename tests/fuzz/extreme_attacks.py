@@ -303,7 +303,7 @@ class ExtremePeer:
         self._calls: RawPeer | None = None
         self._payload = encode_batch(pa.record_batch({"n": [1], "s": ["x"]}, schema=of.schema))
         register = next(message for message in right_messages(of) if isinstance(message, RegisterBrokerRequest))
-        self._register = wire.encode_message(register)
+        self._register = wire.encode(register)
 
     def close(self) -> None:
         """Leave."""

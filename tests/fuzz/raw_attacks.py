@@ -43,8 +43,8 @@ class Target:
 Attack = Callable[[Target, random.Random], None]
 
 GREETING = joined(hello("attacker"))
-CALL = joined(encode(Operation.CALL, wire.encode_call(MetadataRequest(None)), correlation=1))
-_FETCH = wire.encode_message(FetchRequest(1, max_wait_ms=0, min_bytes=0, max_bytes=1, partitions=[]))
+CALL = joined(encode(Operation.CALL, wire.encode(MetadataRequest(None)), correlation=1))
+_FETCH = wire.encode(FetchRequest(1, max_wait_ms=0, min_bytes=0, max_bytes=1, partitions=[]))
 
 
 def _open(kind: str, stream: int) -> bytes:

@@ -39,7 +39,7 @@ def test_the_first_finding_of_each_codec_is_refused(target: str, seed: int) -> N
 
 
 def test_a_text_that_is_not_utf8_is_a_typed_error() -> None:
-    request = wire.encode_call(DeleteTopicRequest("xy")).replace(b"\xa2xy", NOT_UTF8)
+    request = wire.encode(DeleteTopicRequest("xy")).replace(b"\xa2xy", NOT_UTF8)
     with pytest.raises(InvalidRequestError):
         wire.decode_request(request)
     with pytest.raises(InvalidRequestError):
@@ -57,7 +57,7 @@ def test_a_key_of_committed_offsets_that_does_not_decode_is_a_typed_error(key: b
 @pytest.mark.parametrize("moment", [2**63, 2**64 - 1, "newest", "", None, 1.5])
 def test_a_time_that_is_no_int64_is_refused_in_the_decoder(moment: Any) -> None:
     """`absurd_requests`: Arrow's TypeError about the comparison with such a number ended the broker."""
-    request = wire.encode_call(ListOffsetsRequest([ListOffsetsPartition("0" * 32, 0, -1, moment)]))
+    request = wire.encode(ListOffsetsRequest([ListOffsetsPartition("0" * 32, 0, -1, moment)]))
     with pytest.raises(InvalidRequestError):
         wire.decode_request(request)
 
@@ -66,7 +66,7 @@ def test_settings_of_topics_without_bound_are_refused_in_the_decoder() -> None:
     many = {str(number): "" for number in range(1001)}
     for request in (AlterTopicConfigRequest("t", dict(many)), CreateTopicRequest("t", 1, 1, b"", many)):
         with pytest.raises(InvalidRequestError):
-            wire.decode_request(wire.encode_call(request))
+            wire.decode_request(wire.encode(request))
 
 
 @pytest.mark.parametrize(("host", "port"), [("a" * 64 + ".b", 1), ("\0", 1), ("..", 1)])

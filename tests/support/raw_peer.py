@@ -61,7 +61,7 @@ class RawPeer:
 
     def call(self, request: Message, correlation: int = 1) -> None:
         """Send a call; the answer is to be received."""
-        self.frame(Operation.CALL, wire.encode_call(request), correlation=correlation)
+        self.frame(Operation.CALL, wire.encode(request), correlation=correlation)
 
     def open(self, kind: str, stream: int = 1) -> None:
         """Open a stream."""
@@ -69,7 +69,7 @@ class RawPeer:
 
     def message(self, message: Message, payload: bytes = b"", stream: int = 1) -> None:
         """Send a message of a stream."""
-        self.frame(Operation.MESSAGE, wire.encode_message(message), payload, stream=stream)
+        self.frame(Operation.MESSAGE, wire.encode(message), payload, stream=stream)
 
     def receive(self) -> Frame | None:
         """The next frame that is no hello; None when the connection is closed. Raises TimeoutError."""

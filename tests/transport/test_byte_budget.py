@@ -14,9 +14,9 @@ from tests.support.waiting import eventually
 from tests.transport.rig import CALL, REQUEST, WAIT_S, Rig, Settings, rig
 
 PAYLOAD = bytes(200_000)
-SIZE = len(wire.encode_message(REQUEST)) + len(PAYLOAD)
+SIZE = len(wire.encode(REQUEST)) + len(PAYLOAD)
 ONE_FITS = Settings(queued_bytes=300_000)
-MESSAGE = joined(encode(Operation.MESSAGE, wire.encode_message(REQUEST), PAYLOAD, stream=1))
+MESSAGE = joined(encode(Operation.MESSAGE, wire.encode(REQUEST), PAYLOAD, stream=1))
 
 
 def nothing_more_is_taken(of: Rig) -> None:
@@ -174,7 +174,7 @@ def test_a_call_counts_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> 
     with rig(monkeypatch) as served, served.peer() as peer:
         served.calls_go_on.clear()
         peer.call(CALL)
-        served.await_used(len(wire.encode_call(CALL)))
+        served.await_used(len(wire.encode(CALL)))
         served.calls_go_on.set()
         assert peer.receive() is not None
         served.await_used(0)
@@ -186,7 +186,7 @@ def test_no_more_calls_of_a_connection_are_worked_on_than_its_bound(monkeypatch:
     with rig(monkeypatch) as served, served.peer() as peer:
         served.calls_go_on.clear()
         before = served.calls
-        call = joined(encode(Operation.CALL, wire.encode_call(CALL), correlation=1))
+        call = joined(encode(Operation.CALL, wire.encode(CALL), correlation=1))
         peer.write(call * 100)
         eventually(lambda: served.calls == before + 8, WAIT_S, "calls up to the bound")
         nothing_more_is_taken(served)

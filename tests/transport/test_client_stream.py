@@ -61,7 +61,7 @@ class Peer:
         self.sock.settimeout(WAIT_S)
 
     def say(self, message: FetchResponse, payload: bytes = b"") -> None:
-        self.sock.sendall(joined(encode(Operation.MESSAGE, wire.encode_message(message), payload, stream=1)))
+        self.sock.sendall(joined(encode(Operation.MESSAGE, wire.encode(message), payload, stream=1)))
 
     def numbers(self) -> list[int]:
         """Of the messages that come until the connection ends. Raises InvalidRequestError for what is none."""

@@ -49,7 +49,7 @@ def test_a_hello_of_another_version_gets_both_versions_and_nothing_behind_it_is_
     """Story: what came with the hello in one piece was served before the connection was closed."""
     with rig(monkeypatch) as served, served.peer(greet=False) as peer:
         before = served.calls
-        call = joined(encode(Operation.CALL, wire.encode_call(CALL), correlation=1))
+        call = joined(encode(Operation.CALL, wire.encode(CALL), correlation=1))
         peer.write(OTHER_VERSION + call * 10)
         error = refused(peer)
         assert type(error) is UnsupportedVersionError
@@ -63,7 +63,7 @@ WITHOUT_A_PLACE = (
     (joined(encode(Operation.HELLO, msgspec.msgpack.encode(Hello("kafka", 4)))), "a hello of 'kafka'"),
     (joined(encode(Operation.HELLO, bytes(5000))), "begins with a hello"),
     (joined(encode(Operation.HELLO, b"", bytes(2**20)))[:100], "begins with a hello"),
-    (joined(encode(Operation.CALL, wire.encode_call(CALL))), "begins with a hello"),
+    (joined(encode(Operation.CALL, wire.encode(CALL))), "begins with a hello"),
     (joined(encode(Operation.OPEN, b"echo", stream=1)), "begins with a hello"),
     (joined(hello() + hello()), "sends no HELLO"),
     (joined(hello() + encode(Operation.ANSWER)), "sends no ANSWER"),
@@ -97,7 +97,7 @@ def write_in_pieces(peer: RawPeer, data: bytes, piece: int) -> None:
 
 
 def test_a_message_that_is_too_large_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    header = joined(encode(Operation.CALL, wire.encode_call(CALL)))[:HEADER_BYTES]
+    header = joined(encode(Operation.CALL, wire.encode(CALL)))[:HEADER_BYTES]
     with rig(monkeypatch, Settings(max_request_bytes=1000)) as served:
         for size in (1001, 2**27, 2**32 - 1):
             with served.peer() as peer:

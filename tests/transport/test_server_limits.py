@@ -124,7 +124,7 @@ def test_a_frame_that_is_begun_and_not_finished_in_time_ends_its_connection(
         whole.open("held")
         whole.message(REQUEST)
         peer.open("held")
-        peer.write(joined(encode(Operation.MESSAGE, wire.encode_message(REQUEST), bytes(200_000), stream=1))[:sent])
+        peer.write(joined(encode(Operation.MESSAGE, wire.encode(REQUEST), bytes(200_000), stream=1))[:sent])
         assert peer.receive() is None
         assert "to send one message: disconnected" in caplog.text
         assert served.taken.get(timeout=WAIT_S) == ("held", 0)
@@ -137,7 +137,7 @@ def test_one_byte_after_the_other_does_not_make_more_time_for_a_frame(monkeypatc
     look_often(monkeypatch, FRAME_TIMEOUT_S=0.3)
     with rig(monkeypatch) as served, served.peer() as peer, served.peer() as other:
         peer.open("held")
-        peer.write(joined(encode(Operation.MESSAGE, wire.encode_message(REQUEST), bytes(1 << 20), stream=1))[:100])
+        peer.write(joined(encode(Operation.MESSAGE, wire.encode(REQUEST), bytes(1 << 20), stream=1))[:100])
         for _ in range(100_000):
             try:
                 peer.write(b"\0")
@@ -195,7 +195,7 @@ def test_a_call_that_gets_no_thread_is_refused_and_the_next_one_is_served(monkey
                 raise refusal(peer.receive())
             with served.peer(receive_buffer=4096, timeout_s=1.0) as reads_nothing:
                 with pytest.raises(TimeoutError):
-                    reads_nothing.write(joined(encode(Operation.CALL, wire.encode_call(CALL))) * 1_000_000)
+                    reads_nothing.write(joined(encode(Operation.CALL, wire.encode(CALL))) * 1_000_000)
                 peer.sock.settimeout(10.0)
                 peer.call(CALL)
                 with pytest.raises(NoThreadError):

@@ -31,9 +31,10 @@ from spark_broker.protocol.messages import (
     InitTransactionsRequest,
     JoinTransactionRequest,
 )
+from tests.unit.core.compacted_logs import compacted, in_any_order
 from tests.unit.core.old_transaction_records import OldDriver, snapshot_of, stored_change
 from tests.unit.core.transaction_driver import Driver, Log
-from tests.unit.core.transaction_shard_log import compacted, in_any_order, live, loaded
+from tests.unit.core.transaction_shard_log import live, loaded
 from tests.unit.core.transaction_world import ViolationError, World, expect, run_schedule
 
 SCHEDULES = 40

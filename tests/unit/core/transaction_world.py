@@ -35,8 +35,8 @@ from spark_broker.protocol.messages import (
     JoinTransactionRequest,
     Message,
 )
+from tests.unit.core.compacted_logs import compacted
 from tests.unit.core.transaction_driver import Driver
-from tests.unit.core.transaction_shard_log import compacted
 
 TOPIC = "ef" * 16
 TIMEOUT_MS = 400

@@ -22,8 +22,9 @@ from spark_broker.core.groups.requests import (
 from spark_broker.core.groups.state import GroupPhase
 from spark_broker.core.groups.topics import Topic, Topics
 from spark_broker.errors import SparkBrokerError
+from tests.unit.core.compacted_logs import compacted
 from tests.unit.core.groups.member import Member
-from tests.unit.core.groups.shard_log import Record, compacted, loaded, stored
+from tests.unit.core.groups.shard_log import Record, loaded, stored
 
 GROUP = "g"
 SESSION_MS = 10_000

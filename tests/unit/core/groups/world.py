@@ -39,8 +39,9 @@ from spark_broker.errors import (
     UnreleasedInstanceIdError,
     UnstableOffsetCommitError,
 )
+from tests.unit.core.compacted_logs import compacted, in_any_order
 from tests.unit.core.groups.member import Member
-from tests.unit.core.groups.shard_log import Record, compacted, in_any_order, loaded, stored
+from tests.unit.core.groups.shard_log import Record, loaded, stored
 
 GROUPS = ("g0", "g1")
 NAMES = ("orders", "orders-eu", "clicks")

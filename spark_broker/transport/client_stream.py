@@ -45,7 +45,8 @@ STREAM = 1
 
 
 class ClientStream:
-    """One thread may send while another receives. `close` may be called from any, and ends their waits.
+    """One thread may send while another receives. `close` may be called from any, and ends their waits. A stream that
+    nobody holds any more is closed with its socket.
 
     Invariants: `_users` counts the threads inside `send` and `receive`. The descriptor is closed by the last of them
     after `closed` is set, and by nobody else: its number may belong to another socket from then on.
@@ -95,11 +96,6 @@ class ClientStream:
         """In a forked process: let go of the parent's connection, and say nothing on it."""
         self.closed = True
         self._sock.close()
-
-    def __del__(self) -> None:
-        # No lock here: the garbage collector runs in any thread, whatever locks it holds. Nobody is inside.
-        if "_sock" in self.__dict__:
-            self._sock.close()
 
     def _used(self, work: Callable[[], T]) -> T:
         """Do this while the descriptor stays open. Raises what broke the stream."""

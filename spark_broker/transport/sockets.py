@@ -18,13 +18,22 @@ PARTS_MAX = 512
 """How many buffers one system call writes. The system allows 1,024."""
 
 
+class OwnSocket(socket.socket):
+    """It is closed when nobody holds it. A signal's handler may raise between any two steps of a user's thread, also
+    before anybody holds the socket."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def connected(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
     """A socket that is connected to `host:port`. Raises NetworkError."""
     # As bytes: of a text, the standard library first imports what knows foreign letters.
     name: str | bytes = host.encode() if host.isascii() else host
     limit_s = min(max(timeout_s, 0.001), CONNECT_TIMEOUT_S)
     try:
-        sock = socket.create_connection((name, port), limit_s)  # type: ignore[arg-type]  # typeshed knows no bytes
+        sock = _connected(name, port, limit_s)
+        prepare(sock)
     except TimeoutError:
         raise NetworkError(f"{host}:{port}: no connection within {limit_s:.1f} s") from None
     except OSError as error:
@@ -32,8 +41,22 @@ def connected(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> soc
         raise NetworkError(f"{host}:{port}: {error.strerror or error}", nobody_there=nobody) from None
     except UnicodeError as error:
         raise NetworkError(f"{host}:{port} is no address: {error}", nobody_there=True) from None
-    prepare(sock)
     return sock
+
+
+def _connected(name: str | bytes, port: int, limit_s: float) -> OwnSocket:
+    """To the first of the name's addresses that takes a connection. Raises the last one's OSError, and UnicodeError."""
+    failure = OSError(f"{name!r} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM):
+        try:
+            sock = OwnSocket(family, kind, protocol)
+            sock.settimeout(limit_s)
+            sock.connect(address)
+        except OSError as error:
+            failure = error
+        else:
+            return sock
+    raise failure
 
 
 def prepare(sock: socket.socket) -> None:

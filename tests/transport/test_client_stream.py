@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import queue
 import random
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,7 +22,7 @@ from spark_broker.protocol.messages import FetchRequest, FetchResponse
 from spark_broker.transport import client_stream
 from spark_broker.transport.client_stream import ClientStream
 from spark_broker.transport.frames import Frame, FrameReader, Operation, encode
-from spark_broker.transport.sockets import prepare
+from spark_broker.transport.sockets import OwnSocket, connected, prepare
 from tests.support.raw_peer import joined
 from tests.transport.rig import HOST, REQUEST, WAIT_S, descriptors, rig
 
@@ -274,3 +277,23 @@ def test_streams_that_come_and_go_in_many_threads_hear_only_their_own_answers(mo
         for thread in threads:
             thread.join(WAIT_S)
         assert failed.empty(), failed.get()
+
+
+def test_a_socket_that_an_interrupt_leaves_to_nobody_is_closed_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: the signal came while a producer connected, and Python warned of a socket that nobody had closed."""
+    opened: list[int] = []
+
+    def interrupted(sock: socket.socket, address: object) -> None:
+        del address
+        opened.append(sock.fileno())
+        raise InterruptError
+
+    monkeypatch.setattr(OwnSocket, "connect", interrupted)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(InterruptError):
+            connected(HOST, 1)
+        gc.collect()
+    assert warned == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])

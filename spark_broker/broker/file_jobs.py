@@ -15,7 +15,7 @@ from pathlib import Path
 
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
-from spark_broker.errors import SparkBrokerError
+from spark_broker.errors import SparkBrokerError, invariant
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,10 @@ class FileJobs:
         self._lock = threading.Lock()
         # Guarded by _lock.
         self._jobs: deque[Job] = deque()
-        self._removals: Counter[PartitionKey] = Counter()  # those that are not finished
+        # Those that are not finished. One replica may have several: it was moved away and back, and away again, before
+        # its files could be moved away once.
+        self._removals: Counter[PartitionKey] = Counter()
+        self._kept: list[Removal] = []  # of them, those that could not be carried out and wait for `retry`
         self._doomed: deque[Path] = deque(doomed)
 
     def __len__(self) -> int:
@@ -72,10 +75,12 @@ class FileJobs:
         """Whether logs are to be opened, or names to be freed."""
         return bool(self._jobs)
 
-    def retry(self, removals: Iterable[Removal]) -> None:
-        """These could not be carried out, and are to be tried again. Not one of them is finished."""
+    def retry(self) -> bool:
+        """Try again what could not be carried out. Whether there is any."""
         with self._lock:
-            self._jobs.extend(removals)
+            kept, self._kept = self._kept, []
+            self._jobs.extend(kept)
+            return bool(kept)
 
     def take(self, limit: int) -> Sequence[Job]:
         """The next jobs, at most `limit`, all of one kind."""
@@ -86,11 +91,20 @@ class FileJobs:
                 self._jobs.popleft()
             return taken
 
-    def removed(self, removals: Iterable[Removal], doomed: Iterable[Path]) -> None:
-        """These replicas' names are free; `doomed` is what is left of them."""
+    def removed(self, removals: Iterable[Removal], kept: Iterable[Removal], doomed: Iterable[Path]) -> None:
+        """The names of the first ones are free, and `doomed` is what is left of them; the `kept` ones wait."""
         with self._lock:
             self._removals -= Counter(removal.key for removal in removals)
+            self._kept.extend(kept)
             self._doomed.extend(doomed)
+            waiting = Counter(job.key for job in (*self._jobs, *self._kept) if isinstance(job, Removal))
+            # A removal that nobody carries out would keep its replica from being opened, for ever.
+            invariant(self._removals == waiting, "removals are lost: %s of %s wait", waiting, self._removals)
+
+    def add_doomed(self, path: Path) -> None:
+        """A directory that no replica's name leads to is to be removed, too."""
+        with self._lock:
+            self._doomed.append(path)
 
     def take_doomed(self, limit: int) -> list[Path]:
         """Directories to be removed, at most `limit`, if there is nothing else to do."""

@@ -86,7 +86,6 @@ class ReplicaFiles(HostedReplicas):
         self._jobs = FileJobs(directory.unnamed())
         self._work_lock = threading.RLock()
         self._closed = False  # guarded by _work_lock; no file is touched any more
-        self._kept: list[Removal] = []  # guarded by _lock; their files could not be deleted
         self._damaged = DamagedReplicas(directory)
         # Replicas that have stopped, each at most once, until maintenance looks after them.
         self._found_damaged: deque[tuple[Partition, DamagedLogError]] = deque()
@@ -284,11 +283,13 @@ class ReplicaFiles(HostedReplicas):
                 partition.stop(removal.reason)
                 partition.close(clean=False)
                 partition.lines.deleted(removal.reason.message)
-        names = {PartitionName(removal.topic, removal.key[1], removal.key[0]): removal for removal in removals}
+        named: defaultdict[PartitionName, list[Removal]] = defaultdict(list)  # a replica may have gone more than once
+        for removal in removals:
+            named[PartitionName(removal.topic, removal.key[1], removal.key[0])].append(removal)
         try:
-            strays = [name for name, removal in names.items() if removal.aside]
+            strays = [name for name, of_name in named.items() if any(removal.aside for removal in of_name)]
             aside, kept_aside = self._directory.set_aside(strays, self._clock.wall_ms()) if strays else ([], {})
-            doomed, kept = self._directory.unname_partitions(name for name in names if name not in strays)
+            doomed, kept = self._directory.unname_partitions(name for name in named if name not in strays)
         except SyncFailedError as error:
             self.storage_failed(error)
             return
@@ -297,11 +298,10 @@ class ReplicaFiles(HostedReplicas):
         kept = {**kept, **kept_aside}
         for name, why in kept.items():
             logger.warning("%s-%d stays until it can be moved away: %s", name.topic, name.number, why)
-        with self._lock:
-            self._kept += [names[name] for name in kept]
         for removal in removals:
             self.high_watermarks.forget(removal.key)
-        self._jobs.removed([removal for name, removal in names.items() if name not in kept], doomed)
+        done = [removal for name, of_name in named.items() if name not in kept for removal in of_name]
+        self._jobs.removed(done, [removal for name in kept for removal in named[name]], doomed)
 
     @property
     def directory(self) -> LogDirectory:
@@ -319,7 +319,7 @@ class ReplicaFiles(HostedReplicas):
                     if self._clock.wall_ms() - stray.since_ms >= retention_ms:
                         path = self._directory.unname_stray(stray)
                         logger.warning("%s was set aside log.stray.retention.ms ago and is deleted", stray.replica.path)
-                        self._jobs.removed([], [path])
+                        self._jobs.add_doomed(path)
             except SyncFailedError as error:
                 self.storage_failed(error)
             except SparkBrokerError as error:
@@ -365,12 +365,11 @@ class ReplicaFiles(HostedReplicas):
                 partition, error = self._found_refused[0]
                 self._let_go(partition, error)
                 self._found_refused.popleft()
-            kept, self._kept = self._kept, []
             first = next(iter(self._offline), None)
             if first is not None:
                 self._offline = {**{k: e for k, e in self._offline.items() if k != first}, first: self._offline[first]}
                 self._jobs.add([Opening(first)])
-        self._jobs.retry(kept)
+        kept = self._jobs.retry()
         if first is not None or kept or not self._recovered:
             self._have_worked()
 

@@ -21,7 +21,7 @@ from spark_broker.client.offset_lookup import all_at, lookup_offsets, try_lookup
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.record_deletion import RecordDeletion
 from spark_broker.client.reentry import refuse_within
-from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries, failure_of
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, Rounds, call_with_retries, failure_of
 from spark_broker.client.settings import Address, client_config
 from spark_broker.client.topic_changes import creation_of, settings_of
 from spark_broker.client.topic_description import described
@@ -402,14 +402,16 @@ class Admin(GroupAdmin, OfOneProcess):
         return knows(next((topic for topic in topics if topic.name == name), None))
 
     def _await(self, condition: Callable[[], bool], deadline: Deadline, otherwise: SparkBrokerError) -> None:
-        attempt = 0
-        while not condition():
-            wait_s = self._metadata.backoff.wait_s(attempt)
-            if wait_s > deadline.remaining_s:
+        rounds, failure = Rounds(deadline, self._metadata.backoff, self._metadata.closing), None
+        while True:
+            try:
+                if condition():
+                    return
+            except RequestTimedOutError as error:
+                raise rounds.reason(error, failure) from None
+            if not rounds.next():
                 raise otherwise
-            attempt += 1
-            if self._metadata.closing.wait(wait_s):
-                raise ClosedError("the admin client was closed during the call")
+            failure = otherwise
 
 
 def _recorded(asked: int, start: int) -> int:

@@ -12,14 +12,14 @@ from spark_broker.client.coordinator import PATIENCE_MS, CoordinatorClient
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets, try_lookup_offsets
-from spark_broker.client.retry import Deadline, failure_of
+from spark_broker.client.retry import Deadline, Rounds, failure_of
 from spark_broker.errors import (
-    ClosedError,
     CoordinatorNotAvailableError,
     GroupIdNotFoundError,
     InvalidDataError,
     InvalidGroupIdError,
     NonEmptyGroupError,
+    RequestTimedOutError,
     SparkBrokerError,
     UnknownMemberIdError,
     UnknownServerError,
@@ -171,9 +171,12 @@ class _Survey:
     def run(self, deadline: Deadline) -> list[GroupListing]:
         """Raises CoordinatorNotAvailableError at the deadline, and what no other try mends."""
         self._metadata.use([CONSUMER_OFFSETS_TOPIC])
-        attempt = 0
+        attempt, rounds, failure = 0, Rounds(deadline, self._metadata.backoff, self._metadata.closing), None
         while True:
-            view = self._metadata.refresh(deadline)
+            try:
+                view = self._metadata.refresh(deadline)
+            except RequestTimedOutError as error:
+                raise rounds.reason(error, failure) from None
             topic = view.topic(CONSUMER_OFFSETS_TOPIC)
             missing = [] if topic is None else self._missing(topic)
             if topic is not None:
@@ -182,12 +185,9 @@ class _Survey:
             if not missing:
                 groups = (group for of_partition in self._groups.values() for group in of_partition)
                 return sorted(groups, key=lambda group: group.group_id)
-            wait_s = self._metadata.backoff.wait_s(attempt)
-            if wait_s > deadline.remaining_s:
-                raise self._incomplete(missing)
-            attempt += 1
-            if self._metadata.closing.wait(wait_s):
-                raise ClosedError("the admin client was closed during the call")
+            failure, attempt = self._incomplete(missing), attempt + 1
+            if not rounds.next():
+                raise failure
 
     def _missing(self, topic: TopicView) -> list[int]:
         return [partition.partition for partition in topic.partitions if partition.partition not in self._epochs]

@@ -13,11 +13,10 @@ from spark_broker.client import given
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
-from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline, call_with_retries
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline, Rounds, call_with_retries
 from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
-    ClosedError,
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
@@ -193,23 +192,18 @@ class ClusterMetadata:
         if view is not None and partition < len(view.partitions) and not self.stale:
             return view
         self.use([name])
-        grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
-        attempt = 0
+        grace, rounds = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS), Rounds(deadline, self.backoff, self.closing)
+        failure: SparkBrokerError | None = None
         while True:
             try:
                 view = self.refresh(deadline).topic(name)
-            except RequestTimedOutError:
-                if attempt and self._lagging and deadline.expired:  # it is not the last, short attempt that tells why
-                    raise _unknown(name, None, lagging=True) from None
-                raise
+            except RequestTimedOutError as error:
+                raise rounds.reason(error, failure) from None
             if view is not None and partition < len(view.partitions):
                 return view
-            wait_s = self.backoff.wait_s(attempt)
-            if wait_s > deadline.remaining_s or (grace.expired and not self._lagging):
-                raise _unknown(name, view, lagging=self._lagging)
-            attempt += 1
-            if self.closing.wait(wait_s):
-                raise ClosedError("the client was closed during the call")
+            failure = _unknown(name, view, lagging=self._lagging)
+            if (grace.expired and not self._lagging) or not rounds.next():
+                raise failure
 
     def call_any(self, request: Message, deadline: Deadline) -> CallResponse:
         """A call that any broker answers. If one cannot be reached, or has too much to do, the next one is asked.

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from spark_broker.client.cluster_view import ClusterView, address_of
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.retry import Deadline, TopicGrace
+from spark_broker.client.retry import Deadline, Rounds, TopicGrace
 from spark_broker.errors import (
     BootstrapUnreachableError,
-    ClosedError,
     LeaderNotAvailableError,
     RequestTimedOutError,
     SparkBrokerError,
@@ -114,21 +113,19 @@ class OffsetLookup:
 def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) -> None:
     """Ask in rounds until every offset is found, a partition has failed for good, or the deadline has passed."""
     metadata.use({tp.topic for tp in lookup.missing})
-    grace = TopicGrace()
-    attempt = 0
+    grace, rounds = TopicGrace(), Rounds(deadline, metadata.backoff, metadata.closing)
     while True:
+        earlier = lookup.failures
         view = metadata.view
         if any(view.partition(tp.topic, tp.partition) is None for tp in lookup.missing):
             view = metadata.refresh(deadline)
         for broker, request in lookup.requests(view).items():
             lookup.answered(request, _ask(metadata, broker, request, deadline))
+        for tp, error in lookup.failures.items():
+            lookup.failures[tp] = rounds.reason(error, earlier.get(tp))
         final = not any(grace.retries(error) for error in lookup.failures.values())
-        wait_s = metadata.backoff.wait_s(attempt)
-        if not lookup.missing or final or wait_s > deadline.remaining_s:
+        if not lookup.missing or final or not rounds.next():
             return
-        attempt += 1
-        if metadata.closing.wait(wait_s):
-            raise ClosedError("the client was closed during the call")
         try:
             metadata.refresh(deadline)
         except (BootstrapUnreachableError, RequestTimedOutError, ThrottlingQuotaExceededError):

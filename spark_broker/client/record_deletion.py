@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from spark_broker.client.cluster_view import ClusterView, address_of
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.retry import Deadline, TopicGrace
+from spark_broker.client.retry import Deadline, Rounds, TopicGrace
 from spark_broker.errors import (
-    ClosedError,
     LeaderNotAvailableError,
+    RequestTimedOutError,
     SparkBrokerError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
@@ -36,25 +36,25 @@ class RecordDeletion:
     def run(self, deadline: Deadline) -> dict[TopicPartition, int]:
         """Where each partition begins now. Raises the first failure that another try does not mend."""
         self._metadata.use({tp.topic for tp in self._missing})
-        grace, attempt = TopicGrace(), 0
+        grace, rounds = TopicGrace(), Rounds(deadline, self._metadata.backoff, self._metadata.closing)
         view = self._metadata.refresh(deadline)
         while True:
-            self._round(view, deadline)
+            self._round(view, deadline, rounds)
             if not self._missing:
                 return self._starts
             for error in self._failures.values():
                 if not grace.retries(error):
                     raise error
-            wait_s = self._metadata.backoff.wait_s(attempt)
-            if wait_s > deadline.remaining_s:
-                raise next(iter(self._failures.values()))
-            attempt += 1
-            if self._metadata.closing.wait(wait_s):
-                raise ClosedError("the client was closed during the call")
-            view = self._metadata.refresh(deadline)
+            failure = next(iter(self._failures.values()))
+            if not rounds.next():
+                raise failure
+            try:
+                view = self._metadata.refresh(deadline)
+            except RequestTimedOutError as error:
+                raise rounds.reason(error, failure) from None
 
-    def _round(self, view: ClusterView, deadline: Deadline) -> None:
-        self._failures = {}
+    def _round(self, view: ClusterView, deadline: Deadline, rounds: Rounds) -> None:
+        earlier, self._failures = self._failures, {}
         specs: dict[BrokerMetadata, dict[TopicPartition, DeleteRecordsPartition]] = {}
         for tp, offset in self._missing.items():
             topic, leader = view.topic(tp.topic), view.leader(tp.topic, tp.partition)
@@ -68,6 +68,8 @@ class RecordDeletion:
                 specs.setdefault(broker, {})[tp] = spec
         for broker, asked in specs.items():
             self._ask(broker, asked, deadline)
+        for tp, error in self._failures.items():
+            self._failures[tp] = rounds.reason(error, earlier.get(tp))
 
     def _ask(
         self, broker: BrokerMetadata, asked: Mapping[TopicPartition, DeleteRecordsPartition], deadline: Deadline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TypeVar
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
+    RequestTimedOutError,
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
@@ -25,6 +27,11 @@ JITTER = 0.2
 UNKNOWN_TOPIC_GRACE_MS = 1000
 """A broker may learn of a new topic later than the client. So a topic counts as absent only when it has been so for
 this time.
+"""
+
+SHORT_ROUND_MS = 1000
+"""A broker that has not answered in this time may still be well. So a round that the deadline cuts to less says nothing
+of the broker.
 """
 
 FAST_RETRIES = 20
@@ -51,7 +58,8 @@ class Deadline:
 
     @property
     def remaining_ms(self) -> int:
-        return int(self.remaining_s * 1000)
+        """Rounded up: what is given this time, and does not end in it, ends after the deadline."""
+        return math.ceil(self.remaining_s * 1000)
 
     @property
     def expired(self) -> bool:
@@ -115,6 +123,36 @@ class Tries:
         self.next_ms = 0.0 if recovered else now_ms + self._backoff.wait_s(attempt) * 1000
 
 
+class Rounds:
+    """The rounds of one call that is tried until its deadline: the waits between them, and what its end is put down to.
+
+    The last round may have only milliseconds. That nobody answered in them is no reason: what went wrong before is.
+    """
+
+    def __init__(self, deadline: Deadline, backoff: Backoff, closing: Event) -> None:
+        self._deadline = deadline
+        self._backoff = backoff
+        self._closing = closing
+        self._number = 0
+        self._is_short = False
+
+    def next(self) -> bool:
+        """Wait until the next round may begin. False: the deadline leaves no time for one. Raises ClosedError."""
+        wait_s = self._backoff.wait_s(self._number)
+        if wait_s > self._deadline.remaining_s:
+            return False
+        self._number += 1
+        if self._closing.wait(wait_s):
+            raise ClosedError("the client was closed during the call")
+        self._is_short = self._deadline.remaining_s * 1000 < SHORT_ROUND_MS
+        return True
+
+    def reason(self, error: SparkBrokerError, earlier: SparkBrokerError | None) -> SparkBrokerError:
+        """What a failure of this round is put down to: itself, or the failure of the round before."""
+        cut_short = self._is_short and isinstance(error, RequestTimedOutError)
+        return earlier if cut_short and earlier is not None else error
+
+
 def call_with_retries(
     attempt: Callable[[], T],
     *,
@@ -126,11 +164,12 @@ def call_with_retries(
 ) -> T:
     """The first result of `attempt` that is not a retriable error.
 
-    Raises the last error of `attempt` once the deadline has passed, any error that `retry` refuses at once, and
-    ClosedError when `closing` is set during a wait. `between` runs before each new attempt (a metadata refresh) and
-    gets the error of the last one. It is part of the attempt: its errors are treated in the same way.
+    Raises the last error of `attempt` that has a reason (see `Rounds`) once the deadline has passed, any error that
+    `retry` refuses at once, and ClosedError when `closing` is set during a wait. `between` runs before each new attempt
+    (a metadata refresh) and gets the error of the last one. It is part of the attempt: its errors are treated in the
+    same way.
     """
-    number = 0
+    rounds = Rounds(deadline, backoff, closing)
     failure: SparkBrokerError | None = None
     while True:
         if closing.is_set():
@@ -140,13 +179,11 @@ def call_with_retries(
                 between(failure)
             return attempt()
         except SparkBrokerError as error:
-            wait_s = backoff.wait_s(number)
-            if not retry(error) or wait_s > deadline.remaining_s:
+            if not retry(error):
                 raise
-            failure = error
-        number += 1
-        if closing.wait(wait_s):
-            raise ClosedError("the client was closed during the call")
+            failure = rounds.reason(error, failure)
+            if not rounds.next():
+                raise failure from None if failure is error else error
 
 
 def failure_of(change: Callable[[Item], None], item: Item) -> SparkBrokerError | None:

@@ -344,4 +344,10 @@ REGRESSIONS = [
         found="the simulator ended before a broker had applied older metadata, and called what waited for it deleted",
         mended="testing/simulation/ending.py, testing/simulation/older_metadata.py",
     ),
+    Regression(
+        seed=120000093,
+        events=500,
+        found="out of descriptors, two removals of a replica were carried out together, and one was never finished",
+        mended="broker/replica_files.py, broker/file_jobs.py",
+    ),
 ]

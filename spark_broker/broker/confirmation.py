@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction
+from spark_broker.broker.append import AwaitedTransaction
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
@@ -13,7 +13,6 @@ from spark_broker.broker.transaction_coordinator import TransactionCoordinator
 from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
-    InvalidRequestError,
     SparkBrokerError,
     UnknownServerError,
 )
@@ -36,23 +35,6 @@ def no_coordinator(partition: Partition, awaited: AwaitedTransaction, transactio
     """For tests whose brokers have no coordinator."""
     del awaited, deadline_ms
     raise CoordinatorNotAvailableError(f"{partition}: nobody coordinates {transactional_id!r}")
-
-
-def append_confirmed(
-    partition: Partition, append: Append, token: AppendToken | None, transactional_id: str, confirm: Confirm
-) -> None:
-    """Append a client's batch; the first of a transaction waits for the transaction's coordinator.
-
-    Raises the error that refuses the batch. Nothing is stored then.
-    """
-    for _ in range(CONFIRMATIONS_MAX):
-        awaited = partition.append(append, token)
-        if awaited is None:
-            return
-        if not transactional_id:
-            raise InvalidRequestError("a transactional batch without a transactional id")
-        confirm(partition, awaited, transactional_id, append.deadline_ms)
-    raise CoordinatorNotAvailableError(f"{partition}: the transaction was confirmed and changed again")
 
 
 def coordinator_of(image: MetadataImage, transactional_id: str) -> BrokerState:

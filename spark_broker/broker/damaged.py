@@ -34,6 +34,7 @@ class DamagedReplicas:
         self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(quarantine.replicas, BEFORE_THIS_PROCESS)
         self._newest = BEFORE_THIS_PROCESS
         self._taken_out: set[PartitionKey] = set()
+        self._leaving: set[PartitionKey] = set()  # in sync again, or moved away, and the list on disk still has them
         self._suffixes: dict[PartitionKey, str] = {}  # of this process's finds: what their directories are called
         # As the list on disk says: their directories may still be in their place.
         self._unmoved: Mapping[PartitionKey, str] = quarantine.unmoved
@@ -73,6 +74,7 @@ class DamagedReplicas:
         self._replace({**self._numbers, key: self._newest + 1}, {**self._unmoved, key: topic})
         self._newest += 1
         self._taken_out.discard(key)
+        self._leaving.discard(key)
         self._move()
 
     def _move(self) -> None:
@@ -92,8 +94,10 @@ class DamagedReplicas:
     def heard(self, newest: int) -> list[PartitionKey]:
         """The controller knows of all damage up to this number, and this broker has its decisions.
 
-        Returns the replicas that may begin with an empty log. Raises SyncFailedError.
+        Returns the replicas that may begin with an empty log. What the disk has refused is tried again. Raises
+        SyncFailedError.
         """
+        self._leave()
         heard = [key for key, number in sorted(self._numbers.items()) if number <= newest and self.is_unheard(key)]
         self._move()
         if self._unmoved:
@@ -119,14 +123,24 @@ class DamagedReplicas:
             self._forget(key)
 
     def _forget(self, key: PartitionKey) -> None:
+        self._leaving.add(key)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take these replicas off the list. If that fails, `heard` tries again: the next process would report a replica
+        that is whole, and it would leave the ISR.
+        """
+        if not self._leaving:
+            return
         try:
-            self._replace({other: number for other, number in self._numbers.items() if other != key}, self._unmoved)
+            self._replace({key: n for key, n in self._numbers.items() if key not in self._leaving}, self._unmoved)
         except SparkBrokerError as error:
             if isinstance(error, SyncFailedError):
                 raise
-            logger.warning("a replica that was damaged stays on the list: %s", error)  # To name it again is harmless.
+            logger.warning("a replica that was damaged stays on the list for now: %s", error)
             return
-        self._taken_out.discard(key)
+        self._taken_out -= self._leaving
+        self._leaving.clear()
 
     def _replace(self, numbers: Mapping[PartitionKey, int], unmoved: Mapping[PartitionKey, str]) -> None:
         unmoved = {key: topic for key, topic in unmoved.items() if key in numbers}

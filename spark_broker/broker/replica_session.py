@@ -1,14 +1,14 @@
-"""A follower's fetch session on the leader, without its waiting: the follower's position in every shared partition.
+"""A follower's fetch session on the leader, without a transport: the follower's position in every shared partition.
 
-It knows no thread and no time-out, so a simulated broker runs it as well. Partitions are handled in the order of the
+It knows no thread and no clock, so a simulated broker runs it as well. Partitions are handled in the order of the
 requests, never in the order of a hash.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
@@ -45,10 +45,19 @@ class _Followed:
     told: tuple[int, int] = (-1, -1)
 
 
-class ReplicaSession:
-    """One request at a time: `begin`, then `poll` until there is an answer or the wait is over, then `finish`.
+class ReplicaAnswer(NamedTuple):
+    """What the follower gets. `complete`: it is what the follower waited for, and not merely the end of its wait."""
 
-    Only partitions with news are read and answered. They notify `notifier`.
+    response: ReplicaFetchResponse
+    payload: list[Buffer]
+    complete: bool
+
+
+class ReplicaSession:
+    """One request at a time: `received`, then `try_answer` until there is an answer.
+
+    Between two tries it waits for `deadline_ms`, or for news of its partitions, which wake `notifier`. Only partitions
+    with news are read and answered.
     """
 
     def __init__(
@@ -56,16 +65,15 @@ class ReplicaSession:
         manager: ReplicaManager,
         max_partition_bytes: int,
         notifier: Notifier | None = None,
-        clock: Clock = SYSTEM_CLOCK,
         *,
         max_response_bytes: int = ClusterConfig().replica_fetch_response_max_bytes,
         lag_max_ms: int = ClusterConfig().replica_lag_time_max_ms,
     ) -> None:
         self.notifier = notifier if notifier is not None else Notifier()
+        self.deadline_ms = 0  # until when the follower waits, on the clock of `received`
         self._manager = manager
         self._max_partition_bytes = max_partition_bytes
         self._max_response_bytes = max_response_bytes
-        self._clock = clock
         self._followed: dict[PartitionKey, _Followed] = {}
         self._ready: dict[PartitionKey, None] = {}  # may have data for the follower
         self._idle_report_ms = idle_report_ms(lag_max_ms)
@@ -75,34 +83,36 @@ class ReplicaSession:
         self._answers: list[ReplicaFetched] = []
         self._payload: list[Buffer] = []
 
-    def begin(self, request: ReplicaFetchRequest) -> None:
-        """Take note of the positions that the follower reports. Raises InvalidFetchSessionEpochError in a session
-        that is over, because the follower has begun a later one."""
+    def received(self, request: ReplicaFetchRequest, now_ms: int) -> None:
+        """Take note of the positions that the follower reports; it waits for an answer from now on. Raises
+        InvalidFetchSessionEpochError in a session that is over, because the follower has begun a later one."""
         with self._manager.follower_sessions.turn(request, self._manager.broker_epochs()):
-            self._begin(request)
+            self._begin(request, now_ms)
 
-    def _begin(self, request: ReplicaFetchRequest) -> None:
+    def _begin(self, request: ReplicaFetchRequest, now_ms: int) -> None:
+        self.deadline_ms = now_ms + request.max_wait_ms
         self._correlation_id = request.correlation_id
         # Bounded by our own setting as well: a request must not make the broker use more memory.
         self._max_bytes = min(request.max_bytes, self._max_response_bytes)
         for key in request.forgotten:
             self._forget(key)
         named = [self._accept(request, wanted) for wanted in request.partitions]
-        self._answers = [answer for answer in (*named, *self._report_idle(request)) if answer is not None]
+        self._answers = [answer for answer in (*named, *self._report_idle(request, now_ms)) if answer is not None]
         self._payload = []
 
-    def poll(self) -> bool:
-        """Read partitions with news, within the request's budget. Returns whether there is something to answer now."""
+    def try_answer(self, now_ms: int) -> ReplicaAnswer | None:
+        """What partitions with news have, within the request's budget; None: the follower waits. At the end of its wait
+        it is told what has been committed since.
+        """
         self._ready.update((key, None) for key in self.notifier.take() if key in self._followed)
         self._read()
-        return bool(self._answers)
-
-    def finish(self) -> tuple[ReplicaFetchResponse, list[Buffer]]:
-        """The answer to the request; without news it tells what has been committed since."""
+        complete = bool(self._answers)
+        if not complete and now_ms < self.deadline_ms:
+            return None
         answers = self._answers or self._high_watermarks()
-        return ReplicaFetchResponse(self._correlation_id, answers), self._payload
+        return ReplicaAnswer(ReplicaFetchResponse(self._correlation_id, answers), self._payload, complete)
 
-    def close(self) -> None:
+    def cancelled(self) -> None:
         """The follower has left."""
         for followed in self._followed.values():
             followed.partition.forget(self.notifier)
@@ -154,9 +164,8 @@ class ReplicaSession:
             diverging_end_offset=diverging.end_offset,
         )
 
-    def _report_idle(self, request: ReplicaFetchRequest) -> list[ReplicaFetched | None]:
+    def _report_idle(self, request: ReplicaFetchRequest, now_ms: int) -> list[ReplicaFetched | None]:
         """The follower's last positions still hold in partitions that it does not name."""
-        now_ms = self._clock.boottime_ms()
         if now_ms - self._idle_reported_ms < self._idle_report_ms:
             return []
         self._idle_reported_ms = now_ms

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.config import ClusterConfig
@@ -13,7 +12,7 @@ from spark_broker.transport.server_stream import ServerStream
 
 
 class ReplicaStream:
-    """Serves one follower."""
+    """Serves one follower, in a thread."""
 
     def __init__(
         self,
@@ -22,11 +21,13 @@ class ReplicaStream:
         max_partition_bytes: int,
         max_response_bytes: int = ClusterConfig().replica_fetch_response_max_bytes,
         lag_max_ms: int = ClusterConfig().replica_lag_time_max_ms,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._session = ReplicaSession(
             manager, max_partition_bytes, max_response_bytes=max_response_bytes, lag_max_ms=lag_max_ms
         )
         self._stream = stream
+        self._clock = clock
         stream.on_gone = self._session.notifier.interrupt
 
     def run(self) -> None:
@@ -40,15 +41,14 @@ class ReplicaStream:
                     raise InvalidRequestError(f"a {type(request).__name__} on a follower's stream")
                 self._serve(request)
         finally:
-            self._session.close()
+            self._session.cancelled()
 
     def _serve(self, request: ReplicaFetchRequest) -> None:
-        self._session.begin(request)
-        deadline = time.monotonic() + request.max_wait_ms / 1000
-        while not self._session.poll():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or self._stream.cancelled:
-                break
-            self._session.notifier.wait(remaining)
-        response, payload = self._session.finish()
-        self._stream.send(response, *payload)
+        session, now_ms = self._session, self._clock.boottime_ms()
+        session.received(request, now_ms)
+        while (answer := session.try_answer(now_ms)) is None:
+            session.notifier.wait((session.deadline_ms - now_ms) / 1000)
+            if self._stream.cancelled:
+                return
+            now_ms = self._clock.boottime_ms()
+        self._stream.send(answer.response, *answer.payload)

@@ -65,7 +65,8 @@ class Stream:
         settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
         self.session = FetchSession(settings, {KEY: follower}, clock, number)
         self.manager = Manager(leader)
-        self._server = ReplicaSession(cast(ReplicaManager, self.manager), 1 << 20, clock=clock)
+        self._clock = clock
+        self._server = ReplicaSession(cast(ReplicaManager, self.manager), 1 << 20)
 
     def share(self, other: Stream) -> None:
         """Both are streams of one leader."""
@@ -82,10 +83,10 @@ class Stream:
 
     def answer(self, request: ReplicaFetchRequest) -> Answer:
         """The leader's answer, as after a wait without news."""
-        self._server.begin(request)
-        self._server.poll()
-        response, payload = self._server.finish()
-        return response, b"".join(payload)
+        self._server.received(request, self._clock.boottime_ms())
+        answer = self._server.try_answer(self._server.deadline_ms)
+        assert answer is not None
+        return answer.response, b"".join(answer.payload)
 
     def take(self, answer: Answer) -> None:
         response, payload = answer
@@ -220,10 +221,10 @@ def test_a_number_that_some_peer_made_up_keeps_no_follower_out_for_long(opened: 
     settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
     fetcher = ReplicaFetcher("leader", settings, clock)
     manager = Manager(leader)
-    server = ReplicaSession(cast(ReplicaManager, manager), 1 << 20, clock=clock)
+    server = ReplicaSession(cast(ReplicaManager, manager), 1 << 20)
     made_up = ReplicaFetchRequest(1, 1, 1, max_wait_ms=0, max_bytes=1, partitions=[], session=foreign)
     with suppress(InvalidFetchSessionEpochError):
-        ReplicaSession(cast(ReplicaManager, manager), 1 << 20, clock=clock).begin(made_up)
+        ReplicaSession(cast(ReplicaManager, manager), 1 << 20).received(made_up, clock.boottime_ms())
 
     fetcher.follow({KEY: follower}, {KEY: 0})
     refused = 0
@@ -231,7 +232,7 @@ def test_a_number_that_some_peer_made_up_keeps_no_follower_out_for_long(opened: 
         request = session.next_request()
         assert isinstance(request, ReplicaFetchRequest)
         try:
-            server.begin(request)
+            server.received(request, clock.boottime_ms())
             break
         except InvalidFetchSessionEpochError as error:
             refused += 1

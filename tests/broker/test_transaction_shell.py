@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -11,10 +12,10 @@ import msgspec
 import pytest
 
 from spark_broker.broker import transaction_coordinator
-from spark_broker.broker.append import Append, AwaitedTransaction
+from spark_broker.broker.append import Append
+from spark_broker.broker.append_operation import AppendOperation
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.compaction import PartitionCompaction, PassLimits
-from spark_broker.broker.confirmation import append_confirmed
 from spark_broker.broker.internal_records import encode_rows
 from spark_broker.broker.log_cleaner import LogCleaner
 from spark_broker.broker.marker_writer import MarkerWriter
@@ -53,6 +54,8 @@ from spark_broker.protocol.messages import (
     AddPartitionToTransactionRequest,
     AddPartitionToTransactionResponse,
     AllocateProducerIdsResponse,
+    AppendRequest,
+    AppendResponse,
     CommitTransactionRequest,
     DescribeTransactionsRequest,
     EmptyResponse,
@@ -208,19 +211,10 @@ def test_an_append_waits_for_its_partition_to_be_added(rig: CoordinatorRig) -> N
     coordinator = alone(rig)
     who = coordinator.init()
     partition = rig.brokers[0].partition
-    outcome = Outcome()
-    asked: list[str] = []
+    answers: queue.SimpleQueue[AppendResponse] = queue.SimpleQueue()
 
-    def confirm(target: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int) -> None:
-        del deadline_ms
-        asked.append(transactional_id)
-        request = AddPartitionToTransactionRequest(
-            transactional_id, awaited.producer_id, awaited.producer_epoch, *target.key
-        )
-        assert isinstance(coordinator.ask(request), AddPartitionToTransactionResponse)
-        target.confirm(awaited)
-
-    def append(sequence: int) -> Append:
+    def append(sequence: int, *, acks: int = -1, transactional_id: str = "id") -> AppendOperation:
+        request = AppendRequest(sequence, partition.topic.topic_id, 0, 0, acks, 10_000, 0, transactional_id)
         message = encode_batch(
             batch(b"x"),
             producer_id=who.producer_id,
@@ -228,16 +222,24 @@ def test_an_append_waits_for_its_partition_to_be_added(rig: CoordinatorRig) -> N
             base_sequence=sequence,
             attributes=TRANSACTIONAL,
         )
-        return Append(message, 0, -1, 0, SYSTEM_CLOCK.boottime_ms() + 10_000)
+        manager = rig.brokers[0].manager
+        return AppendOperation(manager, request, message, SYSTEM_CLOCK.boottime_ms(), answers.put)
 
-    append_confirmed(partition, append(0), outcome, "id", confirm)
-    append_confirmed(partition, append(1), None, "id", confirm)
-    assert outcome.future.result(5) == 0
-    assert asked == ["id"], "once for the transaction"
+    first = append(0)
+    question = first.try_answer()
+    assert question is not None
+    assert (question.partition, question.transactional_id) == (partition, "id")
+    adding = AddPartitionToTransactionRequest("id", who.producer_id, who.producer_epoch, *KEY)
+    assert isinstance(coordinator.ask(adding), AddPartitionToTransactionResponse)
+    assert first.try_answer() is not None, "the partition has not heard of it"
+    partition.confirm(question.awaited)
+    assert first.try_answer() is None
+    assert append(1, acks=0).try_answer() is None, "one question for each transaction"
+    assert answers.get(timeout=5) == AppendResponse(0, 0, "", 0)
     coordinator.ask(EndTransactionRequest("id", who.producer_id, who.producer_epoch, True))
     who = InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
-    with pytest.raises(InvalidRequestError):
-        append_confirmed(partition, append(0), None, "", confirm)
+    assert append(0, transactional_id="").try_answer() is None
+    assert answers.get(timeout=5).error_code == InvalidRequestError.code
 
 
 def test_nothing_is_answered_before_the_replicas_have_it(rig: CoordinatorRig, wait_until: WaitUntil) -> None:

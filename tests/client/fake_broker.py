@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from spark_broker.broker.fetch_stream import refused
+from spark_broker.broker.fetch_operation import refused
 from spark_broker.core.batch import batch_info
 from spark_broker.core.divergence import FetchPosition, check_lineage
 from spark_broker.core.epochs import EpochHistory

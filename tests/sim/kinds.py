@@ -9,6 +9,7 @@ from spark_broker.testing.simulation import (
     clock_jumps,
     compaction,
     disk_faults,
+    long_polls,
     older_metadata,
     store,
     tiering,
@@ -44,6 +45,11 @@ def has_groups(seed: int) -> bool:
 def has_sharing(seed: int) -> bool:
     """Consumer groups whose members share partitions."""
     return SharingDraw.draw(seed) is not None
+
+
+def has_long_polls(seed: int) -> bool:
+    """Readers that wait on their leaders."""
+    return random.Random(f"{seed}/long polls draw").random() < long_polls.SHARE
 
 
 def has_bit_flips(seed: int) -> bool:

@@ -350,4 +350,10 @@ REGRESSIONS = [
         found="out of descriptors, two removals of a replica were carried out together, and one was never finished",
         mended="broker/replica_files.py, broker/file_jobs.py",
     ),
+    Regression(
+        seed=5026,
+        events=500,
+        found="on a full disk, a replica that was in sync again stayed on the list of the damaged ones",
+        mended="broker/damaged.py",
+    ),
 ]

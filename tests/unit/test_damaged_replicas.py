@@ -159,8 +159,23 @@ def test_on_a_full_disk_nothing_is_set_aside_and_nothing_forgotten(
         patch.setattr("spark_broker.broker.damaged.write_quarantine", _is_full)
         damaged.follow(KEY, partition(isr=(ME, 2)), ME)
     assert damaged.keys == [KEY]
-    damaged.follow(KEY, partition(isr=(ME, 2)), ME)
-    assert damaged.keys == []
+    assert damaged.heard(1) == []
+    assert damaged.keys == DamagedReplicas(directory).keys == []
+
+
+def test_a_replica_that_could_not_leave_the_list_and_is_damaged_again_stays_on_it(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = DamagedReplicas(directory)
+    damaged.quarantine(KEY, "t")
+    damaged.heard(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.broker.damaged.write_quarantine", _is_full)
+        damaged.follow(KEY, partition(isr=(ME, 2)), ME)
+    directory.partition_directory("t", TOPIC_ID, 0)
+    damaged.quarantine(KEY, "t")
+    assert damaged.heard(1) == []
+    assert (damaged.reports, damaged.is_unheard(KEY)) == ([(*KEY, 2)], True)
 
 
 def _is_full(*_: object, **__: object) -> None:

@@ -52,9 +52,9 @@ from spark_broker.testing.simulation.coordination import Coordination
 from spark_broker.testing.simulation.coordinator_driver import Driver
 from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.network import End, NetworkNode, Reply
-from spark_broker.testing.simulation.replication import SimFetcher, serve_follower
+from spark_broker.testing.simulation.replication import SimFetcher
 from spark_broker.testing.simulation.scheduler import Timer
-from spark_broker.testing.simulation.serving import serve_appends, serve_fetches
+from spark_broker.testing.simulation.serving import serve_appends, serve_fetches, serve_follower
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World

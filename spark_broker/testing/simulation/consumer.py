@@ -124,6 +124,7 @@ class SimConsumer(NetworkNode):
     ) -> None:
         super().__init__(name, name)
         self.world = world
+        config = replace(config, fetch_max_wait_ms=world.swarm.reader_wait_ms)
         backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, rng=world.client_rng)
         self.machine = ConsumerMachine(
             config, None, backoff, fetches=SimFetches(world, name, config, backoff), membership=membership
@@ -314,7 +315,7 @@ class SimConsumer(NetworkNode):
             if fetch is not None:
                 stream = self._streams.get(broker_id) or self._open(broker_id, address)
                 stream.fetch = fetch
-                stream.timer.set(FETCH_TIMEOUT_MS)
+                stream.timer.set(fetch.request.max_wait_ms + FETCH_TIMEOUT_MS)
                 is_local = fetch.request.correlation_id % LOCAL_EVERY == 0
                 stream.end.send(self._local_reads.from_here(address, fetch.request) if is_local else fetch.request)
 

@@ -10,6 +10,7 @@ from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
 from spark_broker.testing.simulation.compaction import CompactionDraw
 from spark_broker.testing.simulation.disk_faults import with_disk_faults
 from spark_broker.testing.simulation.group_draw import GroupDraw
+from spark_broker.testing.simulation.long_polls import with_long_polls
 from spark_broker.testing.simulation.older_metadata import with_older_metadata
 from spark_broker.testing.simulation.sharing_draw import SharingDraw
 from spark_broker.testing.simulation.store import with_store_outages
@@ -44,7 +45,7 @@ class Draws:
             swarm = groups.adapt(swarm)
         sharing = SharingDraw.draw(seed)
         swarm = with_disk_faults(seed, with_store_outages(seed, with_bit_flips(seed, swarm)))
-        swarm = with_older_metadata(seed, swarm)
+        swarm = with_long_polls(seed, with_older_metadata(seed, swarm))
         if transactions is None:
             swarm = with_clock_jumps(seed, with_unclean_elections(seed, swarm))
         compaction = CompactionDraw.draw(seed, swarm, transactional=transactions is not None)

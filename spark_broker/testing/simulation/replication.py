@@ -1,25 +1,22 @@
-"""Followers' streams: the production fetcher and replica session, with events for their waits."""
+"""Followers: the production fetcher, with events for its waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
-from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import ReplicaFetcher
-from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.errors import (
-    InvalidFetchSessionEpochError,
     InvariantError,
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
 )
-from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateRequest
+from spark_broker.protocol.messages import ReplicaFetchResponse, ReplicaStateRequest
 from spark_broker.testing.simulation.network import Address, End
 from spark_broker.testing.simulation.scheduler import Timer
 
@@ -152,76 +149,3 @@ class SimFetcher:
         session = self._fetcher.session
         if session is not None:
             self._failed(session, RequestTimedOutError("the leader did not answer a fetch in time"))
-
-
-class _Waker(Notifier):
-    """Wakes the simulated stream at once, where production wakes a thread."""
-
-    def __init__(self, server: _FollowerServer) -> None:
-        super().__init__()
-        self._server = server
-
-    def notify(self, key: Hashable) -> None:
-        super().notify(key)
-        self._server.wake()
-
-
-class _FollowerServer:
-    """`broker.replica_stream.ReplicaStream` without its thread."""
-
-    def __init__(self, process: BrokerProcess, end: End) -> None:
-        self._process = process
-        self._end = end
-        cluster = process.world.settings.cluster
-        self._session = ReplicaSession(
-            process.manager,
-            cluster.replica_fetch_max_bytes,
-            _Waker(self),
-            process.machine.clock,
-            max_response_bytes=cluster.replica_fetch_response_max_bytes,
-            lag_max_ms=cluster.replica_lag_time_max_ms,
-        )
-        self._waiting = False
-        self._waking = False
-        self._timer = Timer(process.world.scheduler, process, "long poll ends", self._respond)
-        end.on_message = self._received
-        end.on_break = lambda _: self._closed()
-
-    def wake(self) -> None:
-        if self._waiting and not self._waking:
-            self._waking = True
-            self._process.world.scheduler.after(0, self._process, "news for a follower", self._poll)
-
-    def _received(self, message: object) -> None:
-        if isinstance(message, ReplicaFetchRequest):
-            try:
-                self._session.begin(message)
-            except InvalidFetchSessionEpochError:
-                self._end.close()
-                return
-            self._waiting = True
-            self._poll()
-            if self._waiting:
-                self._timer.set(message.max_wait_ms)
-
-    def _poll(self) -> None:
-        self._waking = False
-        if self._waiting and self._session.poll():
-            self._respond()
-
-    def _respond(self) -> None:
-        self._waiting = False
-        self._timer.cancel()
-        response, payload = self._session.finish()
-        if not self._end.closed:
-            self._end.send((response, b"".join(payload)))
-
-    def _closed(self) -> None:
-        self._waiting = False
-        self._timer.cancel()
-        self._session.close()
-
-
-def serve_follower(process: BrokerProcess, end: End) -> None:
-    """Serve a follower on its stream."""
-    _FollowerServer(process, end)

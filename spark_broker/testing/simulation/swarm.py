@@ -74,6 +74,7 @@ class Swarm:
     faults: Mapping[str, float]
     settings: ClusterSettings
     topic_allows_unclean_election: bool = False
+    reader_wait_ms: int = 0  # how long a reader's fetch waits for records
 
     @staticmethod
     def draw(rng: random.Random) -> Swarm:

@@ -1,4 +1,4 @@
-"""A real Kafka of one broker on this machine, from Maven's packages, to compare our figures with."""
+"""A real Kafka on this machine, from Maven's packages, to compare our figures with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from spark_broker.errors import InvalidConfigError
@@ -32,21 +32,37 @@ def jars(pom: str, target: Path) -> list[Path]:
 
 
 @contextmanager
-def kafka(base: Path, partitions: int) -> Iterator[str]:
-    """`host:port` of a Kafka that creates topics on first use. Raises InvalidConfigError when it does not start."""
-    classpath = str(jars("server.xml", base / "server") and base / "server") + "/*"
-    port, controller_port = _free_ports(2)
-    settings = base / "server.properties"
-    settings.write_text(_properties(base / "data", port, controller_port, partitions), encoding="utf-8")
-    java = [str(Path(os.environ["JAVA_HOME"]) / "bin" / "java"), f"-Xmx{HEAP}", f"-Xms{HEAP}", "-cp", classpath]
+def kafka(base: Path, partitions: int, *, brokers: int = 1) -> Iterator[str]:
+    """`host:port` of each broker of a Kafka that creates topics on first use. The first one is the controller, too.
+    Raises InvalidConfigError when one does not start.
+    """
+    jars("server.xml", base / "server")
+    controller_port, *ports = _free_ports(1 + brokers)
     cluster_id = uuid.uuid4().hex[:22]
-    tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings), "--standalone"]
+    with ExitStack() as running:
+        for node, port in enumerate(ports, 1):
+            running.enter_context(_broker(base, cluster_id, _properties(base, node, port, controller_port, partitions)))
+            # The controller first: the others register with it.
+        yield ",".join(f"127.0.0.1:{port}" for port in ports)
+
+
+@contextmanager
+def _broker(base: Path, cluster_id: str, properties: dict[str, object]) -> Iterator[None]:
+    """One process of the cluster, which takes connections."""
+    node, is_controller = properties["node.id"], "controller" in str(properties["process.roles"])
+    settings, log_file = base / f"server-{node}.properties", base / f"kafka-{node}.log"
+    settings.write_text("".join(f"{name}={value}\n" for name, value in properties.items()), encoding="utf-8")
+    java = [str(Path(os.environ["JAVA_HOME"]) / "bin" / "java"), f"-Xmx{HEAP}", f"-Xms{HEAP}"]
+    java += ["-cp", f"{base / 'server'}/*"]
+    role = "--standalone" if is_controller else "--no-initial-controllers"
+    tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings), role]
     subprocess.run([*java, *tool], check=True, capture_output=True)
-    with (base / "kafka.log").open("wb") as log:
+    with log_file.open("wb") as log:
         server = subprocess.Popen([*java, "kafka.Kafka", str(settings)], stdout=log, stderr=subprocess.STDOUT)
     try:
-        _await_port(port, server, base / "kafka.log")
-        yield f"127.0.0.1:{port}"
+        port = int(str(properties["listeners"]).split(",")[0].rpartition(":")[2])
+        _await_port(port, server, log_file)
+        yield
     finally:
         server.terminate()
         server.wait()
@@ -62,16 +78,19 @@ def steady_kafka(base: Path, servers: str, topic: str, rate: int, seconds: int) 
     return [*java, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, *size, *properties]
 
 
-def _properties(data: Path, port: int, controller_port: int, partitions: int) -> str:
-    settings = {
-        "process.roles": "broker,controller",
-        "node.id": 1,
+def _properties(base: Path, node: int, port: int, controller_port: int, partitions: int) -> dict[str, object]:
+    listeners = f"PLAINTEXT://127.0.0.1:{port}"
+    if node == 1:
+        listeners += f",CONTROLLER://127.0.0.1:{controller_port}"
+    return {
+        "process.roles": "broker,controller" if node == 1 else "broker",
+        "node.id": node,
         "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "listeners": listeners,
+        "advertised.listeners": listeners,
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "log.dirs": data,
+        "log.dirs": base / f"data-{node}",
         "num.partitions": partitions,
         "log.message.timestamp.type": "LogAppendTime",
         "offsets.topic.replication.factor": 1,
@@ -79,7 +98,6 @@ def _properties(data: Path, port: int, controller_port: int, partitions: int) ->
         "transaction.state.log.min.isr": 1,
         "group.initial.rebalance.delay.ms": 0,
     }
-    return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
 def _free_ports(count: int) -> list[int]:

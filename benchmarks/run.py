@@ -1,7 +1,7 @@
 """The benchmarks: `make bench`, or `python -m benchmarks.run --help`.
 
 One cluster has three brokers on three executors. One client is in the process that also drives Spark. Micro-batches,
-many partitions and groups are measured without Spark. Nothing is asserted: the figures are printed.
+the carrier, many partitions and groups are measured without Spark. Nothing is asserted: the figures are printed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from rich.console import Console
 
 from benchmarks.batches import BatchFigures, measure_batches
 from benchmarks.batches import figures as batch_figures
+from benchmarks.carrier import CarrierFigures, measure_carrier
+from benchmarks.carrier import figures as carrier_figures
 from benchmarks.clients import ClientsFigures, clients_figures, measure_clients
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, Tormentor, busy
 from benchmarks.figures import Figure, machine, write
@@ -54,7 +56,7 @@ MASTER = "local-cluster[3,2,1024]"
 BROKERS = 3
 RECORD_BYTES = 100
 WITH_SPARK = ("start", "throughput", "latency", "clients", "failover")
-NAMES = ("start", "throughput", "latency", "clients", "batches", "partitions", "groups", "failover")
+NAMES = ("start", "throughput", "latency", "clients", "batches", "carrier", "partitions", "groups", "failover")
 BATCHES = ((1, 5000), (100, 2000), (10_000, 100))
 """Rows of a micro-batch whose processor time is measured, and how many of them."""
 KEEP_ALL = {"retention.ms": -1}
@@ -106,6 +108,7 @@ class Report(msgspec.Struct):
     faults: list[FaultFigures] = []
     busy_faults: list[FaultFigures] = []
     batches: list[BatchFigures] = []
+    carrier: list[CarrierFigures] = []
     many: PartitionFigures | None = None
     groups: GroupFigures | None = None
     members: MembersFigures | None = None
@@ -165,6 +168,9 @@ def measure(options: argparse.Namespace) -> Report:
         for rows, count in BATCHES:
             with err.status(f"processor time of micro-batches of {rows:,} rows"):
                 report.batches.append(measure_batches(rows, count))
+    if "carrier" in wanted:
+        with err.status("the carrier alone, beside bare sockets"):
+            report.carrier = measure_carrier()
     if "partitions" in wanted:
         with err.status(f"{options.many:,} partitions"):
             report.many = measure_partitions(options.many)
@@ -366,6 +372,7 @@ def summary(report: Report, options: argparse.Namespace) -> dict[str, list[Figur
         "latency": [] if report.append is None else [_append(report.append.latency)],
         "clients": [] if report.clients is None else clients_figures(report.clients),
         "batches": [figure for batches in report.batches for figure in batch_figures(batches)],
+        "carrier": carrier_figures(report.carrier),
         "partitions": [] if report.many is None else partition_figures(report.many),
         "groups": _groups(report),
         "failover": _faults(report.faults),

@@ -33,6 +33,9 @@ RESET = struct.pack("ii", 1, 0)
 
 FINISH_TIMEOUT_S = 5.0
 
+NO_ROOM = "no room"
+"""The reason to receive nothing while `admit` has refused the next frame."""
+
 READS_AT_ONCE = 16
 """How often a connection that has more is read, before another one's turn comes."""
 
@@ -112,6 +115,15 @@ class Channel:
         """How long the frame that is being received has taken; 0: none is, or this side does not read."""
         since_s = self._frame_since_s
         return time.monotonic() - since_s if since_s and not self._paused else 0.0
+
+    @property
+    def frame_bytes(self) -> int:
+        """How much of its body has come."""
+        return self._reader.received_bytes
+
+    def is_paused_beside(self, why: str) -> bool:
+        """Whether there is another reason to receive nothing. In the loop's thread."""
+        return bool(self._paused - {why})
 
     def send(self, parts: Iterable[Buffer], written: Callable[[], object] | None = None, *, last: bool = False) -> int:
         """Send a frame, without waiting. Returns the position of the output behind it, for `wait_written`.
@@ -284,7 +296,7 @@ class Channel:
                 self._on_refused(error, self._reader.begun_before + data)
             return
         if self._reader.waits:
-            self.pause("no room")
+            self.pause(NO_ROOM)
 
     def _write(self) -> None:
         """Write what the socket takes. Under the lock."""

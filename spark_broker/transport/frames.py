@@ -142,6 +142,11 @@ class FrameReader:
         return bool(self._begun) or self._header is not None
 
     @property
+    def received_bytes(self) -> int:
+        """How much has come of the body of the frame that is not complete."""
+        return 0 if self._header is None or self.waits else self._filled
+
+    @property
     def target(self) -> memoryview | None:
         """Where the next bytes are to be received; None: into the shared buffer, whose bytes go to `feed`."""
         if self._header is None:

@@ -14,7 +14,7 @@ from spark_broker.errors import InvalidRequestError, NetworkError, RequestTimedO
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import Message
 from spark_broker.transport.byte_budget import ByteBudget
-from spark_broker.transport.channel import Channel
+from spark_broker.transport.channel import NO_ROOM, Channel
 from spark_broker.transport.foreign_peers import foreign_peer
 from spark_broker.transport.frames import HELLO_BYTES_MAX, MAGIC, Frame, FrameHeader, Operation, encode
 from spark_broker.transport.hello import check_hello, hello
@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 FRAME_TIMEOUT_S = 60.0
 """How long a peer may take for a frame that it has begun, while this side is ready to read."""
+
+PATIENCE_S = 5.0
+SLOW_BYTES_S = 1 << 20
+"""While others wait for room, a peer that has sent a message for so long must have sent so many bytes a second. Else it
+would keep the room for a minute."""
 
 CALLS_MAX = 256
 """Calls of one connection that are worked on at a time; more are not read."""
@@ -87,10 +92,18 @@ class ServerConnection:
             self.disconnect("/".join(sorted({stream.kind for stream in self._streams.values()})) or "calls")
         elif channel.frame_for_s > FRAME_TIMEOUT_S:
             self._slow(f"has taken {channel.frame_for_s:.0f} s to send one message")
+        elif self._keeps_room_from_others():
+            self._slow(f"has sent {channel.frame_bytes} bytes of a message in {channel.frame_for_s:.0f} s; others wait")
         elif not self._greeted and now_s - self._since_s > HELLO_TIMEOUT_S:
             channel.close("it has not said who it is")
         elif not self._streams and not self._calls and now_s - self._used_s > limits.idle_s:
             channel.close(f"it was idle for connections.max.idle.ms = {limits.idle_s * 1000:.0f}")
+
+    def _keeps_room_from_others(self) -> bool:
+        if self._reserved is None or not self._reserved[0].is_awaited:
+            return False
+        seconds = self.channel.frame_for_s
+        return seconds > PATIENCE_S and self.channel.frame_bytes < seconds * SLOW_BYTES_S
 
     def disconnect(self, kind: str) -> None:
         """The client takes nothing. From any thread."""
@@ -139,7 +152,16 @@ class ServerConnection:
         return self.server.budget_of(self._kind if stream is None else stream.kind)
 
     def _there_is_room(self) -> None:
-        self.channel.loop.soon(lambda: self.channel.resume("no room"))
+        self.channel.loop.soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self.channel.is_paused_beside(NO_ROOM):  # Its peer reads nothing, say: others must not wait for that.
+            self._wait_no_more()
+        self.channel.resume(NO_ROOM)
+
+    def _wait_no_more(self) -> None:
+        for budget in (self.server.of_clients, self.server.of_brokers):
+            budget.forget(self)
 
     def _received(self, frame: Frame) -> None:
         self._used_s = time.monotonic()
@@ -223,7 +245,7 @@ class ServerConnection:
         self._calls -= 1
         self._used_s = time.monotonic()
         if self._calls == CALLS_MAX // 2:
-            self.channel.resume("no room")
+            self.channel.resume(NO_ROOM)
 
     def _open(self, stream_id: int, kind: str) -> None:
         stream = ServerStream(self, stream_id, kind)
@@ -259,8 +281,7 @@ class ServerConnection:
     def _closed(self, why: str) -> None:
         """The channel is closed."""
         del why
-        for budget in (self.server.of_clients, self.server.of_brokers):
-            budget.forget(self)
+        self._wait_no_more()
         self._release()
         for stream in list(self._streams.values()):
             if not stream.cancelled:

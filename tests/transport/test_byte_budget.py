@@ -11,7 +11,7 @@ from spark_broker.transport.frames import Operation, encode
 from spark_broker.transport.server_connection import ServerConnection
 from tests.support.raw_peer import joined
 from tests.support.waiting import eventually
-from tests.transport.rig import CALL, REQUEST, WAIT_S, Rig, Settings, rig
+from tests.transport.rig import CALL, REQUEST, WAIT_S, Rig, Settings, look_often, rig
 
 PAYLOAD = bytes(200_000)
 SIZE = len(wire.encode(REQUEST)) + len(PAYLOAD)
@@ -193,6 +193,101 @@ def test_no_more_calls_of_a_connection_are_worked_on_than_its_bound(monkeypatch:
         assert served.calls == before + 8
         served.calls_go_on.set()
         assert all(peer.receive() is not None for _ in range(100))
+
+
+def test_a_large_message_has_its_turn_however_many_small_ones_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as first, served.peer() as large, served.peer() as small:
+        first.open("held")
+        first.write(joined(encode(Operation.MESSAGE, wire.encode(REQUEST), bytes(100_000), stream=1)))
+        assert served.taken.get(timeout=WAIT_S) == ("held", 100_000)
+        large.open("held")
+        large.write(joined(encode(Operation.MESSAGE, wire.encode(REQUEST), bytes(290_000), stream=1)))
+        eventually(lambda: served.server.of_clients.is_awaited, WAIT_S, "the large one waits")
+        small.open("held")
+        small.message(REQUEST)
+        nothing_more_is_taken(served)
+        served.go_on.release()
+        assert served.taken.get(timeout=WAIT_S) == ("held", 290_000)
+
+
+def test_whoever_reads_no_answers_does_not_keep_others_from_the_room_that_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stops being read when too many answers wait for it. It may have been the first who waits for room then."""
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as holds, served.peer(receive_buffer=4096) as deaf:
+        holds.open("held")
+        holds.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        deaf.open("held")
+        deaf.write(MESSAGE)
+        eventually(lambda: served.server.of_clients.is_awaited, WAIT_S, "the deaf one waits")
+        (connection,) = served.server.of_clients._waiting
+        assert isinstance(connection, ServerConnection)
+        connection.channel.loop.soon(lambda: connection.channel.pause("unsent"))
+        with served.peer() as other:
+            other.open("held")
+            other.write(MESSAGE)
+            nothing_more_is_taken(served)
+            served.go_on.release()
+            assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+            connection.channel.loop.soon(lambda: connection.channel.resume("unsent"))
+            nothing_more_is_taken(served)
+            served.go_on.release()
+            assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+
+
+@pytest.mark.parametrize("pace", ["nothing", "a little"])
+def test_a_message_that_comes_slowly_does_not_keep_the_room_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch, pace: str
+) -> None:
+    """A few peers that each began a message as large as may be, and sent no more of it, kept every client out."""
+    look_often(monkeypatch, PATIENCE_S=0.3)
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as slow, served.peer() as other:
+        slow.open("held")
+        slow.write(MESSAGE[:1000])
+        served.await_used(SIZE)
+        if pace == "a little":
+            for at in range(1000, 1100):
+                slow.write(MESSAGE[at : at + 1])
+        other.open("held")
+        other.write(MESSAGE)
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+        assert slow.receive() is None
+
+
+def test_a_slow_message_is_waited_for_while_nobody_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_often(monkeypatch, PATIENCE_S=0.0)
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as slow, served.peer() as other:
+        slow.open("held")
+        slow.write(MESSAGE[:1000])
+        served.await_used(SIZE)
+        for _ in range(50):
+            other.call(CALL)
+            assert other.receive() is not None
+        slow.write(MESSAGE[1000:])
+        assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+
+
+def test_room_is_given_in_the_order_of_the_first_tries() -> None:
+    budget = ByteBudget(10)
+    told: list[str] = []
+
+    def reserve(name: str, size: int) -> bool:
+        return budget.reserve(size, name, lambda: told.append(name))
+
+    assert reserve("first", 6)
+    assert not reserve("large", 8)
+    assert not reserve("small", 2), "it would fit, but the large one was there before"
+    assert not reserve("smaller", 1)
+    budget.release(6)
+    assert told == ["large"]
+    assert not reserve("small", 2), "the large one has not been there yet"
+    assert reserve("large", 8)
+    assert told == ["large", "small"]
+    budget.forget("small")
+    assert told == ["large", "small", "smaller"]
+    assert reserve("smaller", 1)
+    assert not budget.is_awaited
 
 
 def test_whoever_waits_for_room_is_called_once() -> None:

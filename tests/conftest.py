@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import spark_jvms
-from tests.support.lanes import SPARK, Durations, LaneOfEachWorker, begin_work, make_scheduler
+from tests.support.lanes import SPARK, Durations, LaneOfEachWorker, ProcessorTimes, begin_work, make_scheduler
 from tests.support.sensitivity import Hunts, hunting_for_selected
 from tests.support.waiting import eventually
 
@@ -96,6 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ProcessorTimes())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(LaneOfEachWorker())
         alone = config.getoption("markexpr") == "alone"

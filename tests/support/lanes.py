@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +68,7 @@ SHOWN_FILES = 8
 """How many of each lane's longest files the summary names."""
 
 PAGE = Path(__file__).parents[1] / "DURATIONS.md"
-ROW = re.compile(r"^\| (\w+) \| `([\w/.]+)` \| (\d+) \| ([\d.]+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (\w+) \| `([\w/.]+)` \| (\d+) \| ([\d.]+) \|(?: ([\d.]+) \|)?$", re.MULTILINE)
 
 
 def lane_of(nodeid: str) -> str:
@@ -152,12 +153,37 @@ def begin_work(config: pytest.Config) -> None:
         os.nice(NICENESS)
 
 
+class ProcessorTimes:
+    """Notes at each report what its worker, and the processes that it has waited for, have used since the one before.
+
+    A plugin of workers. A session's JVM and its executors count for the test after which they end.
+    """
+
+    def __init__(self) -> None:
+        self._used_s = _used_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A test's setup, call or teardown has ended."""
+        report = yield
+        before, self._used_s = self._used_s, _used_s()
+        report.processor_s = self._used_s - before  # type: ignore[attr-defined]
+        return report
+
+
+def _used_s() -> float:
+    """Processor time of this process, and of the children that it has waited for, in seconds."""
+    of = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in of)
+
+
 @dataclass(slots=True)
 class Row:
-    """Tests of a file, and the seconds that they took together."""
+    """Tests of a file, the seconds that they took together, and their processor time."""
 
     tests: int = 0
     seconds: float = 0.0
+    processor_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -181,6 +207,7 @@ class Durations:
         row = self.rows[lane, report.nodeid.split("::", 1)[0]]
         row.tests += report.when == "call"
         row.seconds += report.duration
+        row.processor_s += getattr(report, "processor_s", 0.0)
         self.ended[lane] = time.time()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -190,9 +217,10 @@ class Durations:
             files = sorted(((row, file) for (of, file), row in self.rows.items() if of == lane), key=_longest_first)
             if files:
                 tests, seconds = sum(row.tests for row, _ in files), sum(row.seconds for row, _ in files)
-                last = self.ended[lane] - self.began
+                processor_s, last = sum(row.processor_s for row, _ in files), self.ended[lane] - self.began
                 terminalreporter.write_line(
-                    f"{lane}: {tests} tests took {seconds:.0f} s, the last ended at {last:.0f} s"
+                    f"{lane}: {tests} tests took {seconds:.0f} s, {processor_s:.0f} s of a core; the last ended at "
+                    f"{last:.0f} s"
                 )
                 shown = (f"{file.removeprefix('tests/')} {row.seconds:.0f}" for row, file in files[:SHOWN_FILES])
                 terminalreporter.write_line(f"  {', '.join(shown)}")
@@ -211,7 +239,7 @@ def read_page() -> dict[tuple[str, str], Row]:
     if not PAGE.exists():
         return {}
     matches = ROW.finditer(PAGE.read_text(encoding="utf-8"))
-    return {(match[1], match[2]): Row(int(match[3]), float(match[4])) for match in matches}
+    return {(match[1], match[2]): Row(int(match[3]), float(match[4]), float(match[5] or 0)) for match in matches}
 
 
 def write_page(rows: Mapping[tuple[str, str], Row], alone: bool) -> None:
@@ -226,14 +254,15 @@ def _table(rows: Iterable[tuple[tuple[str, str], Row]]) -> Iterable[str]:
     """In order of lanes, the longest files first."""
     order = (*LANES, "alone")
     for (lane, file), row in sorted(rows, key=lambda item: (order.index(item[0][0]), -item[1].seconds)):
-        yield f"| {lane} | `{file}` | {row.tests} | {row.seconds:.1f} |"
+        yield f"| {lane} | `{file}` | {row.tests} | {row.seconds:.1f} | {row.processor_s:.1f} |"
 
 
 HEAD = """\
 # What tests take
 
 `make test-all TEST_ARGS=--write-durations` writes this page: seconds of each file, with its setup, beside the other
-lanes on two cores. Compare it with the last one (`git diff`) to see what grew. Workers begin with the longest files.
+lanes on two cores, and how long it had a core (processes that the test does not wait for are not counted). Compare it
+with the last one (`git diff`) to see what grew. Workers begin with the longest files.
 
-| Lane | File | Tests | Seconds |
-|---|---|---:|---:|"""
+| Lane | File | Tests | Seconds | Of a core |
+|---|---|---:|---:|---:|"""

@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)" && export JAVA_HOME &&
 
 # Three lanes on two cores (tests/support/lanes.py); TEST_ARGS=-n0: one test at a time.
-IN_LANES := -m pytest -n 3 --no-loadscope-reorder
+IN_LANES := -m pytest -n 4 --no-loadscope-reorder
 PYTEST := $(PYTHON) $(IN_LANES)
 
 COVERAGE := $(VENV)/coverage/data

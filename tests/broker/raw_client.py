@@ -69,12 +69,14 @@ class RawClient:
         self.retried: list[str] = []  # names of the errors that were retried
 
     def call_any(self, request: Message) -> Message:
+        """Ask the brokers in turn. One that has not answered is asked last from then on."""
         error: SparkBrokerError = NetworkError("no broker was asked")
-        for connection in self._bootstrap:
+        for connection in list(self._bootstrap):
             try:
-                answer: Message = connection.call(request, timeout_ms=5000)
+                answer: Message = connection.call(request, timeout_ms=3000)
             except (NetworkError, RequestTimedOutError) as failed:
                 error = failed
+                self._bootstrap = [*(other for other in self._bootstrap if other is not connection), connection]
             else:
                 return answer
         raise error

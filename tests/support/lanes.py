@@ -1,8 +1,9 @@
-"""Which worker runs which tests, and how long each lane took: three workers keep two cores busy.
+"""Which worker runs which tests, and how long each lane took: four workers keep two cores busy.
 
 - `spark`: tests on the Spark session that they share. One worker runs them all, because a process has one session.
 - `applications`: tests that start Spark applications of their own. Files that share one are run by one worker.
-- `waiting`: tests that wait for clocks, threads and processes. They need little processor time, but at once.
+- `waiting`: tests that wait for clocks, threads and processes. They need little processor time, but at once. Two
+  workers have this lane.
 - `computing`: everything else. Its worker is nice: it gets the time that the others leave.
 
 A worker whose lane is empty takes files of another lane. No second one runs what needs the shared session. Files that
@@ -55,12 +56,15 @@ PATHS: Mapping[str, tuple[str, ...]] = {
 }
 """Beginnings of the node ids of a lane's tests; the first that fits counts. Every other test computes."""
 
+WORKERS = (SPARK, WAITING, COMPUTING, WAITING)
+"""The lane of each worker, in the order in which they start."""
+
 HELPS: Mapping[str, tuple[str, ...]] = {
     SPARK: (SPARK, APPLICATIONS, WAITING, COMPUTING),
     WAITING: (WAITING, APPLICATIONS, COMPUTING),
     COMPUTING: (COMPUTING, WAITING),
 }
-"""The lane of each worker, and in which order it looks for work."""
+"""In which order a worker of a lane looks for work."""
 
 NICENESS = 10
 FEWEST_TESTS = 2
@@ -137,8 +141,11 @@ class LaneOfEachWorker:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: WorkerController) -> None:
         """A worker is about to start."""
-        taken = self._taken.values()
-        lane = next((lane for lane in HELPS if lane not in taken), COMPUTING)
+        free = list(WORKERS)
+        for taken in self._taken.values():
+            if taken in free:
+                free.remove(taken)
+        lane = free[0] if free else COMPUTING
         self._taken[node.gateway.id] = node.workerinput["lane"] = lane
 
     @pytest.hookimpl(optionalhook=True)

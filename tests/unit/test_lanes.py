@@ -124,3 +124,20 @@ def test_the_page_keeps_what_it_was_told_and_its_second_step_adds_to_it(
     alone = {("alone", "tests/broker/test_c.py"): Row(1, 60.0)}
     write_page(alone, alone=True)
     assert read_page() == {**first, **alone}
+
+
+def test_each_worker_has_its_lane_and_the_one_that_replaces_another_has_the_lane_of_that() -> None:
+    class Node:
+        def __init__(self, name: str) -> None:
+            self.gateway = type("Gateway", (), {"id": name})()
+            self.workerinput: dict[str, str] = {}
+
+    given = lanes.LaneOfEachWorker()
+    nodes = [Node(f"gw{number}") for number in range(len(lanes.WORKERS) + 1)]
+    for node in nodes:
+        given.pytest_configure_node(node)
+    assert [node.workerinput["lane"] for node in nodes] == [*lanes.WORKERS, COMPUTING]
+    given.pytest_testnodedown(nodes[1])
+    replacement = Node("gw9")
+    given.pytest_configure_node(replacement)
+    assert replacement.workerinput["lane"] == lanes.WORKERS[1]

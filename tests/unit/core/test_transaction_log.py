@@ -273,13 +273,16 @@ class OldWorld(World):
         self.taken_over += len(state)
 
 
-def test_a_log_of_an_earlier_version_is_taken_over_with_every_open_transaction() -> None:
+@pytest.mark.parametrize(
+    "schedules", [pytest.param(10, marks=pytest.mark.quick), pytest.param(SCHEDULES, marks=pytest.mark.full)]
+)
+def test_a_log_of_an_earlier_version_is_taken_over_with_every_open_transaction(schedules: int) -> None:
     taken_over = 0
-    for seed in range(SCHEDULES):
+    for seed in range(schedules):
         world = OldWorld(seed)
         run_schedule(seed, world=world)
         taken_over += world.taken_over
-    assert taken_over > SCHEDULES * 10
+    assert taken_over > schedules * 10
 
 
 def test_what_happens_after_an_upgrade_is_not_undone_by_records_of_the_earlier_version() -> None:

@@ -15,6 +15,7 @@ import pytest
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.storage.strays import bring_back, strays_in
 from tests.conftest import WaitUntil
+from tests.support.live_copies import copy_live
 from tests.support.process_cluster import LOOPBACK, Place, ProcessCluster
 
 SETTINGS = {
@@ -47,7 +48,7 @@ class Site:
         return sorted((self.base / "logs").glob("slot-*/broker-*"))
 
     def copy_metadata(self, name: str) -> None:
-        shutil.copytree(self.metadata, self.base / name)
+        copy_live(self.metadata, self.base / name)
 
     def restore_metadata(self, name: str) -> None:
         shutil.rmtree(self.metadata)

@@ -13,6 +13,7 @@ import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tests.conftest import WaitUntil
+from tests.support.live_copies import copy_live
 from tests.support.process_cluster import LOOPBACK, Place, ProcessCluster
 
 SETTINGS = {
@@ -178,7 +179,7 @@ def test_a_directory_that_was_restored_from_an_older_copy(
     append(brokers)
     with Admin(brokers.bootstrap_servers) as admin:
         _, last = slot_of_leader(brokers, admin)
-        shutil.copytree(directory(brokers, last), tmp_path / "copy")
+        copy_live(directory(brokers, last), tmp_path / "copy")
         kill(brokers, last)
         wait_until(lambda: brokers.live_count() == 2, "the broker to be fenced")
         brokers.launch(last)

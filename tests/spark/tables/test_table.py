@@ -131,6 +131,7 @@ def overwritten(brokers: ProcessCluster, topic: str, first: int) -> list[Row]:
     return rows
 
 
+@pytest.mark.full
 def test_the_table_of_a_compacted_topic_has_every_record_and_the_log_the_last_of_each_key(
     brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
 ) -> None:

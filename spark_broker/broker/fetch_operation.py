@@ -47,7 +47,7 @@ class FetchOperation:
 
     def received(self, request: FetchRequest, now_ms: int) -> None:
         """The client waits for an answer to this from now on."""
-        self.cancelled()
+        self._end()
         self._request = request
         self.deadline_ms = now_ms + request.max_wait_ms
         for wanted in request.partitions:
@@ -69,7 +69,7 @@ class FetchOperation:
         complete = done or size >= min(request.min_bytes, limit_bytes)
         if not complete and now_ms < self.deadline_ms:
             return None
-        self.cancelled()
+        self._end()
         return FetchAnswer(FetchResponse(request.correlation_id, answers), payload, complete)
 
     def refuse(self, error: SparkBrokerError) -> FetchResponse | None:
@@ -77,11 +77,14 @@ class FetchOperation:
         request = self._request
         if request is None:
             return None
-        self.cancelled()
+        self._end()
         return FetchResponse(request.correlation_id, [refused(wanted, error) for wanted in request.partitions])
 
     def cancelled(self) -> None:
         """Nobody waits for an answer any more."""
+        self._end()
+
+    def _end(self) -> None:
         self._request = None
         for partition in self._listening:
             partition.forget(self.notifier)

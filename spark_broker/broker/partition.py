@@ -113,8 +113,7 @@ class Partition(GuardedStorage):
             if tiered:
                 self.apply_retention()
             self._drop_deleted()
-            for notifier in (*self._log_listeners, *self._commit_listeners):
-                notifier.notify(self.key)
+            self.wake_listeners()
 
     def _begin_at(self, offset: int) -> None:
         """Drop the log and begin at `offset`. A replica that cannot do so stops: it must not lead with what it has."""
@@ -144,8 +143,7 @@ class Partition(GuardedStorage):
         with self.lock:
             self.lines.stopping(error.message)
             self._carry_out(self.replica.stop(error))
-            for notifier in (*self._log_listeners, *self._commit_listeners):
-                notifier.notify(self.key)
+            self.wake_listeners()
 
     def close(self, *, clean: bool) -> None:
         with self.lock:
@@ -170,6 +168,12 @@ class Partition(GuardedStorage):
         """Notify `notifier` of commits, or else of every append."""
         with self.lock:
             (self._commit_listeners if commits else self._log_listeners)[notifier] = None
+
+    def wake_listeners(self) -> None:
+        """Whoever waits for records here is to look again: there may never be any."""
+        with self.lock:
+            for notifier in (*self._log_listeners, *self._commit_listeners):
+                notifier.notify(self.key)
 
     def forget(self, notifier: Notifier) -> None:
         with self.lock:

@@ -28,7 +28,7 @@ from spark_broker.broker.replica_fetchers import NewFetcher, ReplicaFetchers
 from spark_broker.broker.room import Room
 from spark_broker.config import ClusterSettings
 from spark_broker.controller import lineage
-from spark_broker.core.replica import LeaderAndIsr, Replica
+from spark_broker.core.replica import LeaderAndIsr, Replica, Role
 from spark_broker.errors import (
     DamagedLogError,
     DivergedLogError,
@@ -273,7 +273,13 @@ class ReplicaFiles(HostedReplicas):
             isr=state.isr,
             unclean_epoch=state.unclean_epoch,
         )
-        partition.assign(assignment, self._topics[key[0]], self._epochs)
+        try:
+            partition.assign(assignment, self._topics[key[0]], self._epochs)
+        except SparkBrokerError as error:
+            # A replica that has stopped has reported why. The others must hear of their assignments, too.
+            if partition.replica.role is not Role.STOPPED:
+                raise
+            logger.info("%s has not taken its assignment: %s", partition, error.message)
 
     def _remove(self, removals: list[Removal]) -> None:
         """Stop the replicas and take their names from their directories."""

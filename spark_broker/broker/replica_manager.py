@@ -174,7 +174,10 @@ class ReplicaManager(ReplicaFiles):
         if lost:
             aside = not lineage.has(self.image, lineage.seen(before))  # It may be older: nothing was decided then.
             self._jobs.add(Removal(key, *why, self._partitions.get(key), aside) for key, why in lost.items())
+            gone = [partition for key in lost if (partition := self._partitions.get(key)) is not None]
             self._partitions = {key: p for key, p in self._partitions.items() if key not in lost}
+            for partition in gone:
+                partition.wake_listeners()  # The job that stops it may come much later.
             self._offline = {key: error for key, error in self._offline.items() if key not in lost}
             for key in lost:
                 self._damaged.follow(key, None, self.broker_id)

@@ -356,4 +356,16 @@ REGRESSIONS = [
         found="on a full disk, a replica that was in sync again stayed on the list of the damaged ones",
         mended="broker/damaged.py",
     ),
+    Regression(
+        seed=130003816,
+        events=500,
+        found="whoever waited for records of a replica that was moved away waited until its files were worked on",
+        mended="broker/replica_manager.py",
+    ),
+    Regression(
+        seed=130004347,
+        events=500,
+        found="an fsync that failed while a log was opened anew counted as a bug of ours",
+        mended="broker/replica_files.py",
+    ),
 ]

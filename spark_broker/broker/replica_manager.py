@@ -176,8 +176,11 @@ class ReplicaManager(ReplicaFiles):
             self._jobs.add(Removal(key, *why, self._partitions.get(key), aside) for key, why in lost.items())
             gone = [partition for key in lost if (partition := self._partitions.get(key)) is not None]
             self._partitions = {key: p for key, p in self._partitions.items() if key not in lost}
-            for partition in gone:
-                partition.wake_listeners()  # The job that stops it may come much later.
+            for partition in gone:  # The job that stops it may come much later, and nobody is to wait for that.
+                if partition.replica.pending:
+                    partition.stop(lost[partition.key][1])
+                else:
+                    partition.wake_listeners()
             self._offline = {key: error for key, error in self._offline.items() if key not in lost}
             for key in lost:
                 self._damaged.follow(key, None, self.broker_id)

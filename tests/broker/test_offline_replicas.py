@@ -66,7 +66,7 @@ class Broker:
     """Broker 0 on a simulated disk. The test is its controller, and says when it works on files.
 
     `topics`: by name, how many partitions; broker 0 leads them all, alone, unless `elsewhere` has the topic. It follows
-    those of `led_elsewhere`.
+    those of `led_elsewhere`. Those of `shared` have a follower, which fetches nothing.
     """
 
     def __init__(self, fs: SimFileSystem | None = None, before: Broker | None = None) -> None:
@@ -76,6 +76,7 @@ class Broker:
         self.ids: dict[str, int] = dict(before.ids) if before else {}
         self.elsewhere: set[str] = set()
         self.led_elsewhere: set[str] = set()
+        self.shared: set[str] = set()
         self.fetcher: Followed | None = None
         self.deleted: list[str] = []  # ids of topics
         self.ahead_ms = 0  # of the wall clock
@@ -117,6 +118,8 @@ class Broker:
         topics = {}
         for name, count in self.topics.items():
             replicas = (OTHER,) if name in self.elsewhere else (OTHER, 0) if name in self.led_elsewhere else (0,)
+            if name in self.shared and name not in self.elsewhere:
+                replicas = (0, OTHER)
             state = PartitionRegistration(
                 replicas, replicas, replicas[0], leader_epoch=self.epoch, partition_epoch=self.epoch
             )
@@ -155,11 +158,14 @@ class Broker:
         self.manager.retry()
         self.work()
 
-    def write(self, name: str, value: bytes) -> int:
+    def append(self, name: str, value: bytes) -> Outcome:
         outcome = Outcome()
         append = Append(encode_batch(batch(value)), self.epoch, -1, 0, SYSTEM_CLOCK.boottime_ms() + 30_000)
         self.manager.partition(*self.key(name)).append(append, outcome)
-        return outcome.future.result(0)
+        return outcome
+
+    def write(self, name: str, value: bytes) -> int:
+        return self.append(name, value).future.result(0)
 
     def rows(self, name: str) -> int:
         partition = self.manager.partition(*self.key(name))
@@ -338,6 +344,21 @@ def test_who_waits_for_records_hears_at_once_that_there_will_be_none(broker: Bro
         broker.elsewhere.add("old")
     broker.apply()
     assert notifier.take() == [broker.key("old")]
+
+
+def test_an_append_that_waits_for_replicas_is_refused_at_once_when_its_own_is_moved_away(broker: Broker) -> None:
+    broker.shared.add("new")
+    broker.topics["new"] = 1
+    broker.apply()
+    broker.work()
+    outcome = broker.append("new", b"a")
+    assert not outcome.future.done()
+    broker.elsewhere.add("new")
+    broker.apply()
+    with pytest.raises(NotLeaderOrFollowerError, match="moved"):
+        outcome.future.result(0)
+    broker.work()
+    assert broker.directories() == ["old-0"]
 
 
 def test_a_topic_is_deleted_and_made_again_while_its_files_cannot_be_deleted(broker: Broker) -> None:

@@ -47,6 +47,7 @@ class PartitionCompaction:
         self._limits = limits
         self._clock = clock
         self._waiting: tuple[Segment, ...] = ()  # segments of the pass that are still to be looked at
+        self._beginnings = 0  # of the log when the pass began
 
     def due(self) -> Dirt | None:
         """How much there is to compact; None: it is not time for a pass."""
@@ -110,6 +111,7 @@ class PartitionCompaction:
             self._partition.lines.compacted(cleaner.result)
 
     def _cleaner(self) -> Cleaner:
+        self._beginnings = self._log.beginnings
         self._check()
         partition, log, topic = self._partition, self._log, self._partition.topic
         now_ms, producers = self._clock.wall_ms(), partition.replica.producers
@@ -146,6 +148,8 @@ class PartitionCompaction:
     def _check(self) -> None:
         if not self._is_active:
             raise AbandonedError(f"the replica is {self._partition.replica.role.value}")
+        if self._log.beginnings != self._beginnings:  # What the pass knows is not true of what was fetched since.
+            raise AbandonedError("the log began anew meanwhile")
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

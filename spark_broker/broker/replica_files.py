@@ -32,6 +32,7 @@ from spark_broker.core.replica import LeaderAndIsr, Replica, Role
 from spark_broker.errors import (
     DamagedLogError,
     DivergedLogError,
+    InconsistentTopicIdError,
     KafkaStorageError,
     LeaderNotAvailableError,
     OlderMetadataError,
@@ -93,6 +94,7 @@ class ReplicaFiles(HostedReplicas):
         self._unfollowed = False  # guarded by _lock; replicas were opened that the fetchers do not know yet
         self._followed_ms = 0  # when fetchers were last told what to follow
         self._compared = False  # whether the directory was compared with the metadata, once
+        self._found_in_place = False  # a replica has another one's name, which that comparison may have missed
         self._recovered = False
         self._seen = directory.read_seen()  # which metadata was applied, as it was saved last
 
@@ -228,6 +230,8 @@ class ReplicaFiles(HostedReplicas):
             self._outward.on_storage_failure(key, error)
         elif isinstance(error, StorageRefusedError):
             self.refused(error)
+        elif isinstance(error, InconsistentTopicIdError):
+            self._found_in_place = True
         if key not in offline or offline[key].message != error.message:
             _log_offline(name, error)
         offline[key] = error

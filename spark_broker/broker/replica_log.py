@@ -188,6 +188,11 @@ class ReplicaLog:
         """Whether these segments are still part of the log."""
         return self._log.holds(segments)
 
+    @property
+    def beginnings(self) -> int:
+        """How often the log began anew since it was opened."""
+        return self._log.beginnings
+
     def begin_pass(self) -> LogView:
         """The log as a pass of compaction is to work on. Raises StorageRefusedError."""
         self._log.begin_compaction()

@@ -113,11 +113,12 @@ class ReplicaManager(ReplicaFiles):
         self._follow_leaders()
 
     def _drop_strays(self) -> None:
-        """Delete replicas whose topic was deleted, or that were moved away, while this broker was down. Once.
+        """Delete replicas whose topic was deleted, or that were moved away, while this broker was down. Once, and again
+        when one is found in another's place.
 
         Those of which the metadata does not say so are set aside: it may be older than they are.
         """
-        if self._compared:
+        if self._compared and not self._found_in_place:
             return
         try:
             found = self._directory.list_partitions()
@@ -127,14 +128,14 @@ class ReplicaManager(ReplicaFiles):
         except SparkBrokerError as error:
             self.storage_failed(error)
             return
-        self._compared = True
+        self._compared, self._found_in_place = True, False
         for key in self._damaged.keys:
             if self.image.partition(*key) is None:
                 self._damaged.follow(key, None, self.broker_id)
         strays: list[Removal] = []
         for stray in found:
             key = (stray.topic_id, stray.partition)
-            if not self._belongs_here(key):
+            if not self._belongs_here(key) and not self._jobs.is_being_removed(key):
                 reason = UnknownTopicOrPartitionError("the metadata has no such replica")
                 strays.append(Removal(key, stray.topic, reason, aside=not self._may_be_deleted(stray)))
         self._jobs.add(strays)

@@ -260,7 +260,9 @@ class LogDirectory:
         return self.fs.is_directory(self.path / f"{topic}-{partition}")
 
     def list_partitions(self) -> list[PartitionDirectory]:
-        """The partitions here, sorted by topic and number, without deleted, quarantined and unreadable ones."""
+        """The partitions here, sorted by topic and number, without deleted, quarantined and unreadable ones. Raises
+        StorageRefusedError when some could not be read now: the list would not be whole.
+        """
         with self._errors_at(self.path):
             directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
             partitions = [self._readable(path) for path in directories]
@@ -271,8 +273,11 @@ class LogDirectory:
         try:
             return read_partition(path, fs=self.fs)
         except (DamagedLogError, OSError) as error:
+            failure = error if isinstance(error, DamagedLogError) else storage_error(error, str(path))
+            if isinstance(failure, StorageRefusedError):  # The process is out of descriptors, for example.
+                raise failure from error
             # Only this directory is left out. `partition_directory` raises the error to a broker that wants to use it.
-            logger.error("%s: %s", path, error.message if isinstance(error, DamagedLogError) else error)
+            logger.error("%s: %s", path, failure.message)
             return None
 
     def unname_partitions(

@@ -80,6 +80,9 @@ class PartitionLog:
         self.cleaned = cleaned
         """How far the log has been compacted."""
 
+        self.beginnings = 0
+        """How often all batches were removed since the log was opened."""
+
     @staticmethod
     def open(
         directory: Path, config: LogConfig, schemas: SchemaOf, *, start: StartKind, fs: FileSystem = LOCAL
@@ -324,6 +327,7 @@ class PartitionLog:
                 # Removals are synced before the state changes: no crash may bring old segments back after that.
                 self._fs.sync_directory(self.directory)
                 self._forget_cleaned()
+                self.beginnings += 1
                 self._log_start_offset = self._log_end_offset = self._recovery_point = offset
                 self._save_state()
             if purge_offset:

@@ -267,6 +267,24 @@ def test_a_log_that_begins_anew_claims_nothing_of_the_old_one(lone: CompactedPar
     assert lone.partition.log.cleaned == Cleaned(purge_offset=7)
 
 
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_log_that_begins_anew_during_a_pass_is_not_marked_by_it(lone: CompactedPartition, steps: int) -> None:
+    """Found by the simulator with seed 130006826: a replica that was rebuilt from its leader's log between the last
+    step of a pass and its end was said to be clean, and committed, as far as the old one. Its leader had purged more
+    than the mark said, so that its followers would have missed deletions.
+    """
+    for number in range(6):
+        lone.put((b"k", b"v%d" % number))
+    lone.roll()
+    running = lone.passes().steps()
+    for _ in range(steps):
+        next(running, None)
+    lone.partition.log.restart_at(0, [], [], purge_offset=25)
+    for _ in running:
+        pass
+    assert lone.partition.log.cleaned == Cleaned(purge_offset=25)
+
+
 @pytest.mark.parametrize("later", ["batches", "epoch"])
 def test_what_is_committed_of_a_producer_outlives_its_later_batches(lone: CompactedPartition, later: str) -> None:
     """Story: a leader compacted, with newer batches of a producer that were not committed. A replica copied its log,

@@ -333,6 +333,34 @@ def test_a_sync_that_fails_while_a_replica_takes_its_assignment_keeps_no_other_f
     assert broker.write("second", b"a") == 0
 
 
+def test_a_directory_that_could_not_be_read_at_the_start_is_found_later(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulator with seed 130006536: a broker started without descriptors, and did not see the directory
+    of a topic that had been deleted. The topic that was created again under its name was never opened there.
+    """
+    broker.manager.stop(clean=True)
+    later = Broker(broker.fs.crash_process(), broker)
+    del later.topics["old"]
+    later.deleted.append(later.id_of("old"))
+
+    def out_of_descriptors(path: Path, **_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.storage.directory.read_partition", out_of_descriptors)
+        later.apply()
+        later.work()
+    later.ids["old"] = 77
+    later.topics["old"] = 1
+    later.apply()
+    later.work()
+    for _ in range(2):
+        later.retry()
+    assert later.manager.offline == {}
+    assert later.rows("old") == 0
+
+
 @pytest.mark.parametrize("deleted", [False, True], ids=["moved away", "deleted"])
 def test_who_waits_for_records_hears_at_once_that_there_will_be_none(broker: Broker, deleted: bool) -> None:
     """Found by the simulator with seed 130003816: it waited until the replica's files were worked on."""

@@ -357,6 +357,18 @@ REGRESSIONS = [
         mended="broker/damaged.py",
     ),
     Regression(
+        seed=130006536,
+        events=500,
+        found="a start without descriptors did not see a deleted topic's directory, which kept the next topic out",
+        mended="storage/directory.py, broker/replica_files.py",
+    ),
+    Regression(
+        seed=130006826,
+        events=500,
+        found="a pass marked a log that had begun anew since as clean and committed",
+        mended="broker/compaction.py",
+    ),
+    Regression(
         seed=130003816,
         events=500,
         found="whoever waited for records of a replica that was moved away waited until its files were worked on",

@@ -105,7 +105,6 @@ class ReplicaFiles(HostedReplicas):
 
     @property
     def damage_reports(self) -> list[tuple[str, int, int]]:
-        """The damaged replicas, each with the number of its damage."""
         return self._damaged.reports
 
     @property
@@ -269,16 +268,9 @@ class ReplicaFiles(HostedReplicas):
         state, partition = self.image.partition(*key), self._partitions.get(key)
         if partition is None or state is None or not self._belongs_here(key):
             return
-        assignment = LeaderAndIsr(
-            leader=state.leader,
-            leader_epoch=state.leader_epoch,
-            partition_epoch=state.partition_epoch,
-            replicas=state.replicas,
-            isr=state.isr,
-            unclean_epoch=state.unclean_epoch,
-        )
+        lead = (state.leader, state.leader_epoch, state.partition_epoch, state.replicas, state.isr, state.unclean_epoch)
         try:
-            partition.assign(assignment, self._topics[key[0]], self._epochs)
+            partition.assign(LeaderAndIsr(*lead), self._topics[key[0]], self._epochs)
         except SparkBrokerError as error:
             # A replica that has stopped has reported why. The others must hear of their assignments, too.
             if partition.replica.role is not Role.STOPPED:

@@ -207,7 +207,6 @@ class LogDirectory:
             raise
 
     def release(self) -> None:
-        """Unlock the directory."""
         self._lock.release()
 
     def _write_meta(self, meta: DirectoryMeta) -> None:
@@ -222,7 +221,6 @@ class LogDirectory:
             return read_high_watermarks(self.path, fs=self.fs)
 
     def write_high_watermarks(self, high_watermarks: Mapping[tuple[str, int], int]) -> None:
-        """Save the high watermarks of all partitions."""
         with self._errors_at(self.path):
             write_high_watermarks(self.path, high_watermarks, fs=self.fs)
 
@@ -256,13 +254,10 @@ class LogDirectory:
             self._names_unsynced = False
 
     def has_partition(self, topic: str, partition: int) -> bool:
-        """Whether there is a directory of this name."""
         return self.fs.is_directory(self.path / f"{topic}-{partition}")
 
     def list_partitions(self) -> list[PartitionDirectory]:
-        """The partitions here, sorted by topic and number, without deleted, quarantined and unreadable ones. Raises
-        StorageRefusedError when some could not be read now: the list would not be whole.
-        """
+        """The partitions here, sorted by topic and number, without deleted, quarantined and unreadable ones."""
         with self._errors_at(self.path):
             directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
             partitions = [self._readable(path) for path in directories]
@@ -274,9 +269,9 @@ class LogDirectory:
             return read_partition(path, fs=self.fs)
         except (DamagedLogError, OSError) as error:
             failure = error if isinstance(error, DamagedLogError) else storage_error(error, str(path))
-            if isinstance(failure, StorageRefusedError):  # The process is out of descriptors, for example.
+            if isinstance(failure, StorageRefusedError):  # Out of descriptors, say: the list would not be whole.
                 raise failure from error
-            # Only this directory is left out. `partition_directory` raises the error to a broker that wants to use it.
+            # Only this one is left out. `partition_directory` raises the error to a broker that wants to use it.
             logger.error("%s: %s", path, failure.message)
             return None
 

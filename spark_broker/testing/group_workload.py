@@ -190,13 +190,15 @@ class SharingMember(ClientThread):
         for partition in partitions:
             self._given_up.pop(partition, None)
             begins: int | None = None
+            began = self._recorder.event_count
             try:
                 stored = consumer.committed(partition)
             except SparkBrokerError as error:
                 self.errors.append(error)
             else:
                 begins = 0 if stored is None else stored.offset
-                self._recorder.offsets_fetched(self._sharing.group, partition, None if stored is None else begins)
+                found = None if stored is None else begins
+                self._recorder.offsets_fetched(self._sharing.group, partition, found, began=began)
             self._recorder.positioned(self.life, partition, begins)
 
     def revoked(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:

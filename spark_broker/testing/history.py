@@ -227,11 +227,15 @@ class OffsetsCommitted(_Event, frozen=True):
 
 
 class OffsetsFetched(_Event, frozen=True):
-    """A group's committed offset, requested after every commit that is recorded before. None: there is none."""
+    """A group's committed offset. None: there is none.
+
+    `began`: how many events there were when it was asked for; -1: every one that is recorded before.
+    """
 
     group: str
     partition: TopicPartition
     offset: int | None
+    began: int = -1
 
 
 class SnapshotBegan(_Event, frozen=True):

@@ -187,8 +187,9 @@ class HistoryRecorder:
         """`began`: the `event_count` from before the commit was asked for."""
         self._add(OffsetsCommitted(group, partition, offset, transaction, reader, began))
 
-    def offsets_fetched(self, group: str, partition: TopicPartition, offset: int | None) -> None:
-        self._add(OffsetsFetched(group, partition, offset))
+    def offsets_fetched(self, group: str, partition: TopicPartition, offset: int | None, *, began: int = -1) -> None:
+        """`began`: the `event_count` from before the offset was asked for."""
+        self._add(OffsetsFetched(group, partition, offset, began))
 
     def snapshot_began(self, source: str) -> None:
         self._add(SnapshotBegan(source))

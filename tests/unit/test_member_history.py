@@ -242,6 +242,18 @@ def test_a_member_that_takes_over_finds_what_was_committed() -> None:
     assert kinds(*read_and_committed(), *CLEAN, OffsetsFetched("g", P0, 2)) == {ViolationKind.OFFSET_LOST}
 
 
+def test_a_fetch_that_took_long_may_show_what_was_committed_when_it_began() -> None:
+    """Story: a member asked for its beginning while coordinators changed. Meanwhile it lost the partition, and the next
+    owner committed.
+    """
+    before = (*read_and_committed(), *CLEAN, polled(3, 4, "s"), committed(4, "s"))
+    after = len(OPENED) + len(before)
+
+    assert kinds(*before, OffsetsFetched("g", P0, 3, began=after - 1)) == set()
+    assert kinds(*before, OffsetsFetched("g", P0, 2, began=after - 1)) == {ViolationKind.OFFSET_LOST}
+    assert kinds(*before, OffsetsFetched("g", P0, 3, began=after)) == {ViolationKind.OFFSET_LOST}
+
+
 # Epochs.
 
 

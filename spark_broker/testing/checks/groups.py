@@ -21,7 +21,13 @@ class _Progress:
     isolation: Isolation
     checked: int  # All visible records below were handed out, or lie before the group's beginning.
     handed_out: list[tuple[int, int]] = field(default_factory=list)
-    committed: int = -1
+    committed: list[tuple[int, int]] = field(default_factory=list)
+    """The commits that count, as (position, the largest offset up to there), in order."""
+
+    def committed_before(self, position: int) -> int:
+        """The largest offset whose commit is recorded before this position; -1: none is."""
+        at = bisect_left(self.committed, (position,))
+        return self.committed[at - 1][1] if at else -1
 
 
 def check_groups(facts: Facts) -> Iterator[Violation]:
@@ -29,7 +35,7 @@ def check_groups(facts: Facts) -> Iterator[Violation]:
     groups: dict[Key, _Progress] = {}
     if facts.kinds.isdisjoint({OffsetsCommitted, OffsetsFetched}):
         return
-    for event in facts.events:
+    for position, event in enumerate(facts.events):
         match event:
             case Positioned() | Polled() if event.reader in facts.readers and facts.readers[event.reader].group:
                 _follow(facts, groups, event)
@@ -37,12 +43,13 @@ def check_groups(facts: Facts) -> Iterator[Violation]:
                 _cut(groups.get((facts.readers[event.reader].group, event.partition)), event.offset)
             case OffsetsCommitted():
                 progress = groups.setdefault((event.group, event.partition), _Progress(Isolation.READ_COMMITTED, 0))
-                yield from _check_commit(facts, progress, event)
+                yield from _check_commit(facts, progress, event, position)
             case OffsetsFetched():
                 progress = groups.setdefault((event.group, event.partition), _Progress(Isolation.READ_COMMITTED, 0))
                 offset = -1 if event.offset is None else event.offset
-                if offset < progress.committed:
-                    detail = f"group {event.group!r} had committed {progress.committed}"
+                committed = progress.committed_before(position if event.began < 0 else event.began)
+                if offset < committed:
+                    detail = f"group {event.group!r} had committed {committed}"
                     yield Violation(ViolationKind.OFFSET_LOST, event.partition, offset, detail)
             case _:
                 pass
@@ -64,11 +71,11 @@ def _cut(progress: _Progress | None, offset: int) -> None:
     """A member was notified of a truncation (KIP-320): what the group read and committed past it counts no more."""
     if progress is not None:
         progress.checked = min(progress.checked, offset)
-        progress.committed = min(progress.committed, offset)
+        progress.committed = [(position, min(committed, offset)) for position, committed in progress.committed]
         progress.handed_out = [(begin, min(end, offset)) for begin, end in progress.handed_out if begin < offset]
 
 
-def _check_commit(facts: Facts, progress: _Progress, event: OffsetsCommitted) -> Iterator[Violation]:
+def _check_commit(facts: Facts, progress: _Progress, event: OffsetsCommitted, position: int) -> Iterator[Violation]:
     visible = facts.visible(progress.isolation, event.partition)
     reached = progress.checked
     for begin, end in [*sorted(progress.handed_out), (event.offset, event.offset)]:
@@ -87,4 +94,4 @@ def _check_commit(facts: Facts, progress: _Progress, event: OffsetsCommitted) ->
     progress.handed_out = [(begin, end) for begin, end in progress.handed_out if end > progress.checked]
     certain = event.transaction is None or facts.transactions[event.transaction].outcome is Outcome.COMMITTED
     if certain:
-        progress.committed = max(progress.committed, event.offset)
+        progress.committed.append((position, max(progress.committed_before(position), event.offset)))

@@ -12,7 +12,7 @@ from spark_broker.testing.simulation.violation import ViolationError
 from spark_broker.testing.simulation.world import World
 
 DEFAULT_EVENTS = 500
-MAX_BOOT_EVENTS = 5_000
+MAX_BOOT_EVENTS = 20_000
 LENGTH_OF_COMPACTION = 2
 """How many times as many events there are with compaction: before it begins, segments have to fill."""
 LENGTH_OF_TIERING = 5

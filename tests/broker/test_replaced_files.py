@@ -145,7 +145,10 @@ def test_the_last_member_of_the_isr_comes_back_without_its_records(
 
 @pytest.mark.parametrize(
     "lose",
-    [delete_segments_and_marks, pytest.param(delete_segments_and_damage_marks, marks=pytest.mark.full)],
+    [
+        pytest.param(delete_segments_and_marks, marks=pytest.mark.full),
+        pytest.param(delete_segments_and_damage_marks, marks=pytest.mark.full),
+    ],
 )
 def test_what_was_committed_is_not_known_either(
     brokers: ProcessCluster, lose: Callable[[Path], None], wait_until: WaitUntil

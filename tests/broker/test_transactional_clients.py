@@ -171,6 +171,7 @@ def test_a_silent_transaction_times_out_and_the_producer_goes_on(
     assert read(servers, "silent")[0] == ["behind", "next"]
 
 
+@pytest.mark.full
 def test_a_killed_copier_is_taken_over_and_every_record_is_copied_once(servers: ProcessCluster, admin: Admin) -> None:
     create(admin, "source", "target")
     values = [[f"{partition}-{n}" for n in range(400)] for partition in range(PARTITIONS)]

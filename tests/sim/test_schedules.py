@@ -29,7 +29,7 @@ from tests.sim.kinds import (
 )
 from tests.sim.regressions import REGRESSIONS, Regression
 
-SCHEDULES, QUICK_SCHEDULES = 150, 60
+SCHEDULES, QUICK_SCHEDULES = 150, 40
 OTHERS, SCHEDULES_OF_OTHERS = 1_000 * int(os.environ.get("SEED", "1_000")), 250
 """Other seeds every day, as the Makefile gives it."""
 STORIES = 6

@@ -1,4 +1,6 @@
-"""What a peer is told that speaks another protocol: a browser, a probe, or spark-broker before version 4 (gRPC)."""
+"""Peers that speak another protocol: a browser, a probe, or spark-broker before version 4 (gRPC). What a server tells
+them, and what a client says of a server.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,22 @@ _CALLS_MAX = 100
 SPEAKS = f"this port speaks spark-broker's protocol, version {PROTOCOL_VERSION}"
 UPGRADE = f"{SPEAKS}; the client is older: upgrade it"
 """What a client of an earlier version shows its user."""
+
+
+_SERVERS = (
+    (b"HTTP/", "a web server"),
+    (b"SSH-", "a server of SSH"),
+    (b"\x15\x03", "a server of TLS"),
+    (_TLS, "one of TLS"),
+)
+_OLDER = "a broker of spark-broker before version 4 (upgrade it), or a server of gRPC"
+
+
+def foreign_server(first: bytes) -> str:
+    """Who it seems to be whose first bytes these are; empty: that is not known."""
+    if len(first) >= _HTTP2_HEADER.size and _HTTP2_HEADER.unpack_from(first)[2:] == (_SETTINGS, 0, 0):
+        return _OLDER
+    return next((who for begins, who in _SERVERS if first.startswith(begins)), "")
 
 
 @dataclass(frozen=True)

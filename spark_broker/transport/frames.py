@@ -25,6 +25,7 @@ import numpy as np
 
 from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.wire import MAX_MESSAGE_BYTES, Buffer
+from spark_broker.transport.foreign_peers import foreign_server
 
 MAGIC = b"SB"
 _HEADER = struct.Struct("<2sBBIIII")
@@ -99,7 +100,7 @@ def decode_header(data: Buffer) -> FrameHeader:
     """The header at the beginning of the bytes. Raises InvalidRequestError."""
     magic, number, flags, body_bytes, message_bytes, stream, correlation = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise InvalidRequestError(f"a frame that begins with {bytes(data[:8])!r}")
+        raise InvalidRequestError(_no_frame(bytes(data[:HEADER_BYTES])))
     operation = _OPERATIONS.get(number)
     if operation is None or flags:
         raise InvalidRequestError(
@@ -108,6 +109,11 @@ def decode_header(data: Buffer) -> FrameHeader:
     if message_bytes > body_bytes or message_bytes > MAX_MESSAGE_BYTES:
         raise InvalidRequestError(f"a message of {message_bytes} bytes in a frame of {body_bytes}")
     return FrameHeader(operation, body_bytes, message_bytes, stream, correlation)
+
+
+def _no_frame(first: bytes) -> str:
+    who = foreign_server(first)
+    return f"a frame that begins with {first[:8]!r}{who and f': {who}'}"
 
 
 class FrameReader:
@@ -203,7 +209,7 @@ class FrameReader:
         if end > len(data):
             begun = self._begun + data[at:]
             if len(begun) >= RECOGNISED_BYTES and not begun.startswith(MAGIC):
-                raise InvalidRequestError(f"a frame that begins with {begun!r}")
+                raise InvalidRequestError(_no_frame(begun))
             self._begun = begun
             return None, len(data)
         header = decode_header(self._begun + data[at:end])

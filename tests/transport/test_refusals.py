@@ -180,6 +180,25 @@ def answering(said: bytes) -> Iterator[int]:
         thread.join(WAIT_S)
 
 
+@pytest.mark.parametrize(
+    ("said", "who"),
+    [
+        (b"\0\0\x18\x04\0\0\0\0\0" + bytes(24), r"a broker of spark-broker before version 4 \(upgrade it\)"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "a web server"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "a server of SSH"),
+        (b"\x15\x03\x01\0\x02\x02\x16" + bytes(20), "a server of TLS"),
+        (b"220 mail.example.org ESMTP\r\n", "a frame that begins with b'220 mail'"),
+    ],
+)
+def test_a_client_says_who_seems_to_answer_in_the_place_of_a_broker(said: bytes, who: str) -> None:
+    """A broker before version 4 says first what gRPC says: SETTINGS of HTTP/2."""
+    with answering(said) as port:
+        connection = Connection(HOST, port)
+        with pytest.raises(NetworkError, match=who):
+            connection.call(CALL, timeout_ms=20_000)
+        connection.close()
+
+
 def test_a_client_says_which_versions_it_and_its_server_speak() -> None:
     with answering(OTHER_VERSION) as port:
         connection = Connection(HOST, port)

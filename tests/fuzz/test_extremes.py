@@ -139,6 +139,13 @@ def test_every_extreme_gets_an_answer_and_everybody_else_is_served(
         eventually(lambda: witness.acknowledged > acknowledged, 60, "an acknowledgement after the attack")
     assert cost.gone() == []
     assert witness.read_back() == [*before, *range(witness.acknowledged)]
+    with Admin(bootstrap) as admin:
+        # A follower that some value has stopped, or that its leader takes no report of, would leave the ISR.
+        eventually(lambda: members_of_isr(admin) == BROKERS, 60, "every replica of the witness is in sync")
+
+
+def members_of_isr(admin: Admin) -> int:
+    return len(admin.describe_topic("witness").partitions[0].isr)
 
 
 def test_every_message_that_a_server_takes_is_tried(bootstrap: str) -> None:

@@ -88,6 +88,7 @@ class Server:
         self._on_bug = on_bug
         self._connections: set[ServerConnection] = set()  # only the loop's thread changes it
         self._of_peer: Counter[str] = Counter()
+        self._client_streams = 0  # only the loop's thread changes it
         self._refusing_since_s = 0.0
         self._sock = _listening(host, port)
         self.port: int = self._sock.getsockname()[1]
@@ -118,6 +119,15 @@ class Server:
     def budget_of(self, kind: str) -> ByteBudget:
         """Of streams of this kind. Clients that send much must not keep brokers from replicating."""
         return self.of_brokers if kind in KINDS_OF_BROKERS else self.of_clients
+
+    def streams_begun(self, kind: str, count: int) -> None:
+        """So many more streams of this kind are open. In the loop's thread."""
+        if kind not in KINDS_OF_BROKERS:
+            self._client_streams += count
+
+    def has_too_many(self, kind: str) -> bool:
+        """Whether the last one is one too many. Each has a thread, and a client's connection has one stream."""
+        return kind not in KINDS_OF_BROKERS and self._client_streams > self.limits.connections
 
     def answer(self, request: wire.Buffer) -> Message | Later:
         """The answer to a call, in a handler's thread. It may come later."""

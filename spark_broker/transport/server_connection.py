@@ -10,7 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from spark_broker.errors import InvalidRequestError, NetworkError, RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import (
+    InvalidRequestError,
+    NetworkError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    ThrottlingQuotaExceededError,
+)
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import Message
 from spark_broker.transport.byte_budget import ByteBudget
@@ -255,8 +261,13 @@ class ServerConnection:
             raise InvalidRequestError(f"a connection has at most {STREAMS_MAX} streams")
         self._streams[stream_id] = stream
         self._kind = kind
+        self.server.streams_begun(kind, 1)
         if kind not in self.server.streams:
             stream.end(InvalidRequestError(f"unknown stream {kind!r}"))
+            return
+        if self.server.has_too_many(kind):
+            self.server.say(f"a {kind} stream of {self.host} was refused: {self.server.limits.connections} are open")
+            stream.end(ThrottlingQuotaExceededError(f"{self.server.limits.connections} streams are open"))
             return
         try:
             self.server.threads.run(partial(self.server.handle, stream))
@@ -274,7 +285,9 @@ class ServerConnection:
 
     def forget(self, stream_id: int) -> None:
         """The stream's handler has returned."""
-        self._streams.pop(stream_id, None)
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self.server.streams_begun(stream.kind, -1)
         self.channel.resume(f"stream {stream_id}")
         self._used_s = time.monotonic()
 

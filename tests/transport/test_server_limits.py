@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from spark_broker.errors import NetworkError, NoThreadError
+from spark_broker.errors import NetworkError, NoThreadError, ThrottlingQuotaExceededError
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import EmptyResponse, ErrorResponse
 from spark_broker.transport import server
@@ -62,6 +62,32 @@ def test_a_connection_beyond_the_bound_is_refused_until_another_one_has_left(
             peer.sock.close()
         served.await_nothing_held()
         assert not is_refused(served)
+
+
+def test_streams_of_clients_are_bounded_and_those_of_brokers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread. One connection may open a thousand, so that a few could take all that a process may have."""
+    with rig(monkeypatch, Settings(connections=8)) as served, served.peer() as greedy:
+        for number in range(1, 9):
+            greedy.open("held", stream=number)
+        for _ in range(2):
+            greedy.open("held", stream=9)
+            end = greedy.receive()
+            assert end is not None
+            assert end.header.operation is Operation.END
+            assert isinstance(refusal(end), ThrottlingQuotaExceededError)
+        with served.peer() as broker:
+            broker.open("replica")
+            broker.message(REQUEST)
+            assert served.taken.get(timeout=WAIT_S) == ("replica", 0)
+        greedy.frame(Operation.CANCEL, stream=1)
+        served.go_on.release(100)
+        with served.peer() as client:
+            eventually(lambda: served.server._client_streams < 8, WAIT_S, "one has left")
+            client.open("echo")
+            client.message(REQUEST)
+            answer = client.receive()
+            assert answer is not None
+            assert answer.header.operation is Operation.MESSAGE
 
 
 def test_another_address_is_not_refused_for_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,6 +418,7 @@ class Partition(GuardedStorage):
         with self.lock:
             self._carry_out(self.replica.configure(self.replica.min_insync_replicas, offset))
             self._drop_deleted()
+            self.wake_listeners()  # A reader may wait at an undecided transaction that is deleted.
             return self.replica.first_offset
 
     def _drop_deleted(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.broker.notifier import Notifier
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.replica import LeaderAndIsr, Role
 from spark_broker.errors import (
@@ -146,6 +147,17 @@ def test_a_time_finds_no_deleted_record(tmp_path: Path) -> None:
     found = lone.partition.reader.offset_at(-1, 0, read_committed=True)
     assert found is not None
     assert found[0] == 2
+
+
+def test_who_waits_for_records_hears_that_those_before_are_deleted(tmp_path: Path) -> None:
+    """Found by the simulator with seed 140002057: a reader waited at a transaction that was not decided. Its offset was
+    out of range from then on, and it heard of that at the end of its wait.
+    """
+    lone, notifier = LonePartition(tmp_path / "t-0"), Notifier()
+    lone.write(b"x", sequence=0, transactional=False)
+    lone.partition.listen(notifier, commits=True)
+    lone.partition.records_deleted(1)
+    assert notifier.take() == [lone.partition.key]
 
 
 def test_what_is_in_the_table_alone_is_not_out_of_range(tmp_path: Path) -> None:

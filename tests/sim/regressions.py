@@ -369,6 +369,12 @@ REGRESSIONS = [
         mended="broker/compaction.py",
     ),
     Regression(
+        seed=140002057,
+        events=500,
+        found="a reader at an undecided transaction whose records were deleted heard of it at the end of its wait",
+        mended="broker/partition.py",
+    ),
+    Regression(
         seed=130003816,
         events=500,
         found="whoever waited for records of a replica that was moved away waited until its files were worked on",

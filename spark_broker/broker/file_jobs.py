@@ -15,7 +15,8 @@ from pathlib import Path
 
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
-from spark_broker.errors import SparkBrokerError, invariant
+from spark_broker.errors import SparkBrokerError
+from spark_broker.storage.directory_names import PartitionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Removal:
     reason: SparkBrokerError
     partition: Partition | None = None
     aside: bool = False
+
+    @property
+    def name(self) -> PartitionName:
+        """Whose directory it is about."""
+        return PartitionName(self.topic, self.key[1], self.key[0])
 
 
 Job = Opening | Removal
@@ -97,9 +103,6 @@ class FileJobs:
             self._removals -= Counter(removal.key for removal in removals)
             self._kept.extend(kept)
             self._doomed.extend(doomed)
-            waiting = Counter(job.key for job in (*self._jobs, *self._kept) if isinstance(job, Removal))
-            # A removal that nobody carries out would keep its replica from being opened, for ever.
-            invariant(self._removals == waiting, "removals are lost: %s of %s wait", waiting, self._removals)
 
     def add_doomed(self, path: Path) -> None:
         """A directory that no replica's name leads to is to be removed, too."""

@@ -43,7 +43,6 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.directory_names import PartitionName
 from spark_broker.storage.start_kind import StartKind
 
 logger = logging.getLogger(__name__)
@@ -268,9 +267,9 @@ class ReplicaFiles(HostedReplicas):
         state, partition = self.image.partition(*key), self._partitions.get(key)
         if partition is None or state is None or not self._belongs_here(key):
             return
-        lead = (state.leader, state.leader_epoch, state.partition_epoch, state.replicas, state.isr, state.unclean_epoch)
         try:
-            partition.assign(LeaderAndIsr(*lead), self._topics[key[0]], self._epochs)
+            lead = (state.leader, state.leader_epoch, state.partition_epoch, state.replicas, state.isr)
+            partition.assign(LeaderAndIsr(*lead, state.unclean_epoch), self._topics[key[0]], self._epochs)
         except SparkBrokerError as error:
             # A replica that has stopped has reported why. The others must hear of their assignments, too.
             if partition.replica.role is not Role.STOPPED:
@@ -285,13 +284,11 @@ class ReplicaFiles(HostedReplicas):
                 partition.stop(removal.reason)
                 partition.close(clean=False)
                 partition.lines.deleted(removal.reason.message)
-        named: defaultdict[PartitionName, list[Removal]] = defaultdict(list)  # a replica may have gone more than once
-        for removal in removals:
-            named[PartitionName(removal.topic, removal.key[1], removal.key[0])].append(removal)
+        names = dict.fromkeys(removal.name for removal in removals)  # A replica may have gone more than once.
         try:
-            strays = [name for name, of_name in named.items() if any(removal.aside for removal in of_name)]
+            strays = list(dict.fromkeys(removal.name for removal in removals if removal.aside))
             aside, kept_aside = self._directory.set_aside(strays, self._clock.wall_ms()) if strays else ([], {})
-            doomed, kept = self._directory.unname_partitions(name for name in named if name not in strays)
+            doomed, kept = self._directory.unname_partitions(name for name in names if name not in strays)
         except SyncFailedError as error:
             self.storage_failed(error)
             return
@@ -302,8 +299,9 @@ class ReplicaFiles(HostedReplicas):
             logger.warning("%s-%d stays until it can be moved away: %s", name.topic, name.number, why)
         for removal in removals:
             self.high_watermarks.forget(removal.key)
-        done = [removal for name, of_name in named.items() if name not in kept for removal in of_name]
-        self._jobs.removed(done, [removal for name in kept for removal in named[name]], doomed)
+        # One that is neither finished nor tried again would keep its replica from being opened, for ever.
+        rest = [removal for removal in removals if removal.name in kept]
+        self._jobs.removed([removal for removal in removals if removal.name not in kept], rest, doomed)
 
     @property
     def directory(self) -> LogDirectory:

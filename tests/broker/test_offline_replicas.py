@@ -389,6 +389,15 @@ def test_an_append_that_waits_for_replicas_is_refused_at_once_when_its_own_is_mo
     assert broker.directories() == ["old-0"]
 
 
+def begins_anew(broker: Broker) -> None:
+    """The replica is opened without its old records, and nothing else is there."""
+    for _ in range(2):
+        broker.retry()
+    assert broker.manager.offline == {}
+    assert broker.rows("old") == 0
+    assert broker.directories() == ["old-0"]
+
+
 def test_a_topic_is_deleted_and_made_again_while_its_files_cannot_be_deleted(broker: Broker) -> None:
     def refuse(operation: Operation) -> Fault | None:
         return Fault(errno.EIO) if operation.kind == "rename" and operation.path.endswith("/old-0") else None
@@ -404,11 +413,7 @@ def test_a_topic_is_deleted_and_made_again_while_its_files_cannot_be_deleted(bro
     broker.retry()
     assert broker.manager.offline == {broker.id_of("old"): [0]}
     broker.fs.heal()
-    for _ in range(2):
-        broker.retry()
-    assert broker.manager.offline == {}
-    assert broker.rows("old") == 0
-    assert broker.directories() == ["old-0"]
+    begins_anew(broker)
 
 
 @pytest.mark.parametrize("works_between", [False, True], ids=["at once", "one by one"])
@@ -435,11 +440,7 @@ def test_a_replica_that_comes_and_goes_while_its_files_cannot_be_moved_away_is_o
     broker.work()
     assert broker.manager.offline == {broker.id_of("old"): [0]}
     broker.fs.heal()
-    for _ in range(2):
-        broker.retry()
-    assert broker.manager.offline == {}
-    assert broker.rows("old") == 0
-    assert broker.directories() == ["old-0"]
+    begins_anew(broker)
 
 
 @pytest.mark.parametrize("works_between", [False, True])

@@ -61,7 +61,7 @@ demo: $(STAMP) ## Run the main job: a cluster on Spark executors, real data, a k
 	@$(WITH_JAVA) $(PYTHON) jobs/demo.py $(DEMO_ARGS)
 
 .PHONY: test
-test: $(SPARK_CLASSES) ## Run one case of each kind of test, under 6 minutes on two cores (TEST_ARGS=...)
+test: $(SPARK_CLASSES) ## Run one case of each kind of test (goal: 6 minutes on two cores) (TEST_ARGS=...)
 	@$(WITH_JAVA) $(PYTEST) -m "not full" $(TEST_ARGS)
 
 .PHONY: test-fast

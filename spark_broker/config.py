@@ -428,7 +428,9 @@ class ClusterConfig(Config):
         at_least(1024),
     )
     broker_max_connections: int = setting(
-        10_000, "Connections that a broker accepts; more are closed at once.", between(1, INT32_MAX)
+        10_000,
+        "Connections that a broker accepts; more are closed at once. So many streams of clients are open at a time, too.",
+        between(1, INT32_MAX),
     )
     max_connections_per_ip: int = setting(
         10_000, "Connections that a broker accepts from one address; more are closed at once.", between(1, INT32_MAX)

@@ -52,6 +52,8 @@ PARTITIONS = 4
 def transactions_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     config = {
         "broker.session.timeout.ms": 3000,
+        # A test asks which broker leads, and stops it. Until then, nothing may make another one the leader.
+        "auto.leader.rebalance.enable": False,
         "offsets.topic.num.partitions": PARTITIONS,
         "transaction.state.log.num.partitions": PARTITIONS,
     }

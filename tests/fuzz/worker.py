@@ -10,11 +10,13 @@ import contextlib
 import ctypes
 import faulthandler
 import mmap
+import os
 import resource
 import struct
 import sys
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -113,10 +115,16 @@ def _limit_process(target: Target, name: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE_BYTES, resource.RLIM_INFINITY))
 
 
+@cache
+def _status() -> int:
+    return os.open("/proc/self/status", os.O_RDONLY)
+
+
 def _peak_bytes() -> int:
     """The peak of this program's memory: `ru_maxrss` would begin with the peak of the process that started it."""
-    (line,) = (field for field in Path("/proc/self/status").read_text().splitlines() if field.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    status = os.pread(_status(), 4096, 0)
+    at = status.index(b"VmHWM:") + 6
+    return int(status[at : status.index(b"kB", at)]) * 1024
 
 
 def _used_bytes() -> int:

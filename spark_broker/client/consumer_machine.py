@@ -38,6 +38,7 @@ from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     InvariantError,
     PolicyViolationError,
+    RequestTimedOutError,
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
@@ -134,8 +135,19 @@ class ConsumerMachine:
             self.group.membership.polled(now_ms)
 
     def identity(self, life: int | None = None) -> GroupMetadata:
-        """Who commits. Raises UnknownMemberIdError for what was read in another life than the present one."""
+        """Who asks the coordinator. Raises UnknownMemberIdError for what was read in another life than the present
+        one.
+        """
         return NOBODY if self.group is None else self.group.membership.identity(life)
+
+    def committer(self, commit: CommitOffsets) -> GroupMetadata:
+        """Who commits. Raises RequestTimedOutError if that was not known by the deadline, and as `identity` does."""
+        if self.group is not None and self.group.membership.is_between:
+            raise RequestTimedOutError(
+                f"the coordinator of group {self.group.membership.group_id!r} has not said in time whether this "
+                "consumer is a member"
+            )
+        return self.identity(commit.life)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that stay keep their positions."""
@@ -364,7 +376,7 @@ class ConsumerMachine:
             if self.group is not None and self.group.take_up(now_ms):
                 self.reading_changed()
             self._begin_round(now_ms)
-            commit = self._commits.next()
+            commit = None if now_ms < self._commits_wait_until_ms() else self._commits.next()
             if commit is not None:
                 self.leaders.effects.append(commit)
             if self.group is not None:
@@ -375,11 +387,18 @@ class ConsumerMachine:
         effects, self.leaders.effects = self.leaders.effects, []
         return effects
 
+    def _commits_wait_until_ms(self) -> float:
+        """A commit waits while the group takes this member in, or lets it go; at most until its own deadline."""
+        waits = self.group is not None and self.group.membership.is_between and self._commits.waiting
+        return self._commits.waiting[0].deadline_ms if waits else 0.0
+
     def wake_ms(self, now_ms: float) -> float:
         """When to call `step` again at the latest; infinity: there is nothing to wait for."""
         times = [position.retry.at_ms for position in self.partitions.values() if position.retry.at_ms > now_ms]
         if self.group is not None:
             times.append(self.group.membership.wake_ms())
+            if (commits_ms := self._commits_wait_until_ms()) > now_ms:
+                times.append(commits_ms)
         if self._round is None and self._is_reading:
             refresh_ms = now_ms if self.leaders.refresh_wanted else self._refresh_due_ms()
             times.append(max(refresh_ms, self._refreshes.next_ms))

@@ -151,10 +151,10 @@ class ConsumerThreads:
             raise InvariantError("a heartbeat of a consumer without a group")
         return self.machine.group.membership
 
-    def _member(self, life: int | None = None) -> GroupMetadata:
+    def _member(self) -> GroupMetadata:
         """Who asks the coordinator. Raises UnknownMemberIdError where what was read is lost."""
         with self.lock:
-            return self.machine.identity(life)
+            return self.machine.identity()
 
     def _as_recorded(self, topic: TopicView) -> TopicView:
         return self._metadata.as_recorded(topic, Deadline.after_ms(self._config.request_timeout_ms))
@@ -225,7 +225,9 @@ class ConsumerThreads:
                     machine.committed_came(effect, committed, self.now_ms())
                     self.advance()
             case CommitOffsets(offsets, deadline_ms) if self._group is not None:
-                self._group.commit(offsets, Deadline(deadline_ms / 1000), effect.topic_ids, self._member(effect.life))
+                with self.lock:
+                    member = machine.committer(effect)
+                self._group.commit(offsets, Deadline(deadline_ms / 1000), effect.topic_ids, member)
                 with self.lock:
                     machine.commit_ended(effect)
                     self.advance()

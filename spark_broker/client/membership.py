@@ -186,9 +186,16 @@ class Membership:
             self._leaves_since_ms = now_ms
             self._farewell = self._goodbye(AWAY_EPOCH if self.instance_id else LEAVE_EPOCH, reason)
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the coordinator may know this member already, or still, and has not told it. A commit that names
+        nobody would be refused, and there is no epoch to name yet.
+        """
+        return self.phase is MemberPhase.LEAVING or (self.phase is MemberPhase.IN and self.epoch == JOIN_EPOCH)
+
     def identity(self, life: int | None = None) -> GroupMetadata:
-        """Who commits, as of now. Raises UnknownMemberIdError while what was read is lost, and for what was read in an
-        earlier `life`.
+        """Who asks the coordinator, as of now. Raises UnknownMemberIdError while what was read is lost, and for what
+        was read in an earlier `life`.
         """
         if self.phase is MemberPhase.LOST or life not in (None, self.life):
             raise UnknownMemberIdError(f"the group {self.group_id!r} goes on without this member: {self.why_lost}")

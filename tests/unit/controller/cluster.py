@@ -112,7 +112,7 @@ class Cluster:
             if isinstance(record, PartitionChangeRecord) and record.unclean:
                 state = self.replayed.partition(record.topic_id, record.partition)
                 assert state is not None
-                self.unclean.add((record.topic_id, record.partition, state.leader_epoch))
+                self.unclean.add((record.topic_id, record.partition, state.unclean_epoch))
         self.notes += [effect.text for effect in outcome.effects if isinstance(effect, Note | PartitionChanged)]
         self.effects = [effect for effect in outcome.effects if not isinstance(effect, Note | PartitionChanged)]
         self.certain = outcome.certain

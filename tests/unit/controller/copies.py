@@ -56,14 +56,18 @@ class Copies:
         for broker in [b for id_, n, b in self.logs if (id_, n) == (topic_id, number) and b not in state.replicas]:
             del self.logs[topic_id, number, broker]
 
-    def check(self, topic_id: str, number: int, state: PartitionRegistration, *, unclean: bool) -> None:
+    def check(self, topic_id: str, number: int, state: PartitionRegistration, unclean: Collection[int]) -> None:
+        """`unclean`: the leader epochs that began with an unclean election."""
         key = (topic_id, number)
         self.delete_moved_away(*key, state)
-        if state.leader != -1 and unclean and self.elected.get(key, -1) < state.leader_epoch:
-            mine = self.log(*key, state.leader)
+        checked = self.elected.get(key, -1)
+        if any(checked < epoch <= state.leader_epoch for epoch in unclean):
+            chosen = state.leader if state.leader != -1 else (*state.isr, *state.elr)[0]
+            self.committed[key] = self.log(*key, chosen)
+        if checked < state.leader_epoch in unclean and state.leader != -1:
             others = [self.log(*key, broker) for broker in state.replicas]
-            assert reach(mine) == max(map(reach, others)), "somebody had more than the replica that leads"
-            self.committed[key] = mine
+            best = max(map(reach, others))
+            assert reach(self.committed[key]) == best, "somebody had more than the replica that leads"
         self.elected[key] = state.leader_epoch
         for broker in (*state.isr, *state.elr):
             have, needed = self.log(*key, broker), self.committed.get(key, ())

@@ -1,17 +1,22 @@
-"""What a consumer does while its group takes it in: the coordinator knows more than the consumer then."""
+"""What a consumer does while the coordinator of its group knows more than the consumer."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import msgspec
+import pyarrow as pa
 import pytest
 
 from spark_broker import Consumer, TopicPartition
 from spark_broker.errors import RequestTimedOutError, SparkBrokerError
-from spark_broker.protocol.messages import CallRequest, ConsumerGroupHeartbeatRequest, Message
-from tests.client.fake_broker import FakeCluster
+from spark_broker.protocol.messages import CallRequest, ConsumerGroupHeartbeatRequest, Message, MetadataRequest
+from tests.client.fake_broker import FakeCluster, FakePartition
+from tests.conftest import WaitUntil
+
+Values = Callable[..., pa.RecordBatch]
 
 T0 = TopicPartition("t", 0)
 
@@ -83,3 +88,31 @@ def test_a_commit_waits_for_that_no_longer_than_its_deadline(cluster: FakeCluste
         assert not committed(cluster)
         held.release.set()
         consumer.commit({T0: 0})
+
+
+def test_a_new_partition_that_the_metadata_lacks_is_read_once_the_metadata_has_it(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil
+) -> None:
+    """Bug 47 of the simulator's table: the group gives a member what its metadata does not show yet."""
+    cluster.create("t", 1)
+    lags = threading.Event()
+
+    def without_the_new_one(broker: int, request: CallRequest) -> Message | None:
+        del broker
+        if not isinstance(request, MetadataRequest) or not lags.is_set():
+            return None
+        answer = cluster.metadata(request.topics)
+        topics = [msgspec.structs.replace(topic, partitions=topic.partitions[:1]) for topic in answer.topics]
+        return msgspec.structs.replace(answer, topics=topics)
+
+    cluster.call_hook = without_the_new_one
+    with Consumer(cluster.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest") as consumer:
+        wait_until(lambda: consumer.poll(0.05) == [] and consumer.assignment() == [T0], "the assignment")
+        lags.set()
+        with cluster.changed:
+            cluster.topics["t"].partitions.append(FakePartition(0))
+        cluster.store("t", 1, values("new"))
+        wait_until(lambda: consumer.poll(0.05) == [] and TopicPartition("t", 1) in consumer.assignment(), "the group")
+        assert consumer.poll(0.3) == [], "it waits for metadata"
+        lags.clear()
+        wait_until(lambda: any(batch.partition == 1 for batch in consumer.poll(0.1)), "its record")

@@ -43,7 +43,8 @@ Patch = pytest.MonkeyPatch
 class Bug:
     """One entry (or a face of one). `quick`: found within a few hundred schedules, so it is part of `make test`.
 
-    `shows`: whether a seed's schedule can show it.
+    `shows`: whether a seed's schedule can show it. `rare`: random schedules show it so seldom that nobody hunts for it;
+    it has a story of its own (`tests/sim/test_rare_bugs.py`).
     """
 
     number: str
@@ -52,19 +53,25 @@ class Bug:
     put_in: Callable[[Patch], None]
     quick: bool
     shows: Callable[[int], bool]
+    rare: bool = False
 
 
 BUGS: dict[str, Bug] = {}
 
 
+def hunted() -> list[str]:
+    """The names of those that random schedules are to find."""
+    return [name for name, bug in sorted(BUGS.items()) if not bug.rare]
+
+
 def bug(
-    number: str, *, quick: bool = True, shows: Callable[[int], bool] = is_any
+    number: str, *, quick: bool = True, shows: Callable[[int], bool] = is_any, rare: bool = False
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Registers a patch under its function's name."""
 
     def register(put_in: Callable[[Patch], None]) -> Callable[[Patch], None]:
         name = put_in.__name__
-        BUGS[name] = Bug(number, name, (put_in.__doc__ or "").strip(), put_in, quick, shows)
+        BUGS[name] = Bug(number, name, (put_in.__doc__ or "").strip(), put_in, quick, shows, rare)
         return put_in
 
     return register

@@ -33,7 +33,7 @@ def believe_an_older_copy(patch: Patch) -> None:
     patch.setattr(registration, "_is_older_copy", lambda *_: False)
 
 
-@bug("F4", quick=False)
+@bug("F4", rare=True)
 def keep_a_mark_of_a_log_that_was_made_shorter(patch: Patch) -> None:
     """The saved high watermark is not lowered before a log is rebuilt: a good log is taken for a damaged one."""
 

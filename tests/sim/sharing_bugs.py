@@ -62,7 +62,7 @@ def give_up_before_the_commit(patch: Patch) -> None:
     patch.setattr(ConsumerMachine, "prepare", buggy)
 
 
-@bug("47")
+@bug("47", rare=True)
 def stop_at_a_partition_that_the_metadata_lacks(patch: Patch) -> None:
     """The group hears of a new partition before its members' metadata has it."""
     right = ConsumerMachine._check_partition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.bugs import BUGS
+from tests.sim.bugs import BUGS, hunted
 from tests.sim.sensitivity import find_near
 from tests.support.sensitivity import TRIES_MAX, Hunts
 
@@ -13,15 +13,15 @@ QUICK_TRIES_MAX = 500
 
 FIND = find_near
 
-SOON = [name for name, bug in sorted(BUGS.items()) if bug.quick]
+SOON = [name for name in hunted() if BUGS[name].quick]
 QUICK = [
     *((name, QUICK_TRIES_MAX) for name in SOON[::3]),
     *(pytest.param(name, QUICK_TRIES_MAX, marks=pytest.mark.full) for name in SOON if name not in SOON[::3]),
 ]
 SLOW = [
     pytest.param(name, TRIES_MAX, marks=[pytest.mark.full, pytest.mark.timeout(3600)])
-    for name, bug in sorted(BUGS.items())
-    if not bug.quick
+    for name in hunted()
+    if not BUGS[name].quick
 ]
 
 

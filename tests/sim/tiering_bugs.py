@@ -96,7 +96,7 @@ def compact_what_is_not_tiered(patch: Patch) -> None:
     patch.setattr(PartitionCompaction, "_segments", buggy)
 
 
-@bug_of_compaction("", quick=False)
+@bug_of_compaction("", rare=True)
 def take_compacted_records_for_cut(patch: Patch) -> None:
     """A try with old metadata compares a commit that was recorded long ago with a log that was compacted since."""
 

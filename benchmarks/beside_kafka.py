@@ -1,7 +1,8 @@
 """Our DataFrames beside Spark's Kafka connector on a real Kafka: the same rows, one session, by turns.
 
-`python -m benchmarks.beside_kafka --help`. Both logs have one replica; `acks` is `all` on both sides. A bare data
-source that reads and writes the same rows as Arrow files shows how fast a data source in Python can be.
+`python -m benchmarks.beside_kafka --help`. Both clusters have three brokers, each a process, and topics of three
+replicas; `acks` is `all` on both sides. A bare data source that reads and writes the same rows as Arrow files shows how
+fast a data source in Python can be.
 """
 
 from __future__ import annotations
@@ -26,22 +27,28 @@ from pyspark.sql.types import StructType
 from benchmarks.bare_source import NAME, bare_options, read_files, write_files
 from benchmarks.figures import Figure, machine, write
 from benchmarks.kafka_server import jars, kafka, steady_kafka
-from spark_broker import Admin, BrokerCluster, NewTopic, configure_spark
+from spark_broker import Admin, NewTopic, configure_spark
 from spark_broker.cli.output import print_table
 from spark_broker.errors import SparkBrokerError
+from tests.support.process_cluster import ProcessCluster
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-NAMES = ("count", "typed", "stream", "write", "latency")
+NAMES = ("count", "columns", "typed", "stream", "write", "latency")
+BROKERS = 3
 RECORD_BYTES = 100
 COLUMNS = (
     "id BIGINT, carrier STRING, flight INT, origin STRING, dest STRING, air_time DOUBLE, distance INT, dep_delay INT,"
     " arr_delay INT, tail STRING"
 )
 QUERY_COLUMNS = ("dest", "arr_delay")
-MASTER = "local[3]"
-"""Our brokers' keeper takes one slot for as long as they run. Two are left for the queries of both sides."""
+MASTER = "local[2]"
+BATCHES = {200_000: 10, 2_000: 40}
+"""Rows of a micro-batch, and how many of them a stream has."""
+WARM_BATCHES = 3
+TIMEOUT_S = 120.0
 LATENCY_RATE = 1000
 LATENCY_S = 30
 WARM_UP_S = 10
@@ -121,39 +128,51 @@ class Rates:
         """Run it once and keep its rate."""
         started = time.perf_counter()
         act()
-        rate = self.rows / (time.perf_counter() - started)
+        self.keep(name, side, self.rows / (time.perf_counter() - started))
+
+    def keep(self, name: str, side: str, rate: float) -> None:
+        """One rate (rows/s)."""
         self.by_name.setdefault(name, {}).setdefault(side, []).append(rate)
         print(f"{name}: {side}: {rate / 1e6:.2f} million rows/s", file=sys.stderr)
 
     def figures(self, goals: Mapping[tuple[str, str, str], str]) -> list[Figure]:
-        """A line for each side of a measurement that has a goal: our median, divided by that side's. The first turn
-        warms up.
-        """
+        """A line for each side of a measurement: our median, divided by that side's. The first turn warms up."""
         lines = []
         for (name, ours, theirs), goal in goals.items():
             rates = self.by_name.get(name, {})
             if ours in rates and theirs in rates:
                 mine, other = statistics.median(rates[ours][1:]), statistics.median(rates[theirs][1:])
-                result = f"{mine / other:.1f} times ({mine / 1e6:.2f} and {other / 1e6:.2f} million rows/s)"
+                result = f"{mine / other:.2f} times ({mine / 1e6:.3f} and {other / 1e6:.3f} million rows/s)"
                 lines.append(Figure(f"{name}: {ours} by {theirs}", result, goal))
         return lines
 
 
 OURS, PRUNED, DEFAULT, TUNED = "ours", "ours, the query's columns", "connector", "connector, tuned"
 BARE, BARE_PRUNED = "a bare data source", "a bare data source, the query's columns"
+COUNT, ALL_COLUMNS = "count of 100-byte records", "all columns of 100-byte records to a no-op"
+GROUPED = "group-by over ten columns"
+STREAMED = {rows: f"a stream, {rows:,} rows a batch" for rows in BATCHES}
+WRITTEN, WRITTEN_TYPED = "df.write of 100-byte records", "df.write of ten columns (Kafka: to_json)"
 GOALS = {
-    ("count of 100-byte records", OURS, DEFAULT): "6 times",
-    ("count of 100-byte records", OURS, TUNED): "2 times",
-    ("count of 100-byte records", OURS, BARE): "0.8 times",
-    ("group-by over ten columns", OURS, DEFAULT): "12 times",
-    ("group-by over ten columns", PRUNED, DEFAULT): "20 times",
-    ("group-by over ten columns", OURS, BARE): "0.8 times",
-    ("group-by over ten columns", PRUNED, BARE_PRUNED): "0.8 times",
-    ("stream to a no-op sink", OURS, DEFAULT): "5 times",
-    ("stream to a no-op sink", OURS, BARE): "0.8 times",
-    ("df.write, acks=all", OURS, DEFAULT): "3 times",
-    ("df.write, acks=all", OURS, TUNED): "1.5 times",
-    ("df.write, acks=all", OURS, BARE): "",
+    (COUNT, OURS, DEFAULT): "",
+    (COUNT, OURS, TUNED): "1.4 times",
+    (COUNT, OURS, BARE): "",
+    (ALL_COLUMNS, OURS, DEFAULT): "",
+    (ALL_COLUMNS, OURS, TUNED): "1.4 times",
+    (GROUPED, OURS, DEFAULT): "",
+    (GROUPED, OURS, TUNED): "6 times",
+    (GROUPED, PRUNED, TUNED): "9 times",
+    (GROUPED, OURS, BARE): "",
+    (GROUPED, PRUNED, BARE_PRUNED): "",
+    (STREAMED[200_000], OURS, DEFAULT): "",
+    (STREAMED[200_000], OURS, TUNED): "1.1 times",
+    (STREAMED[2_000], OURS, DEFAULT): "",
+    (STREAMED[2_000], OURS, TUNED): "1.0 times",
+    (WRITTEN, OURS, DEFAULT): "",
+    (WRITTEN, OURS, TUNED): "1.0 times",
+    (WRITTEN, OURS, BARE): "",
+    (WRITTEN_TYPED, OURS, DEFAULT): "",
+    (WRITTEN_TYPED, OURS, TUNED): "2 times",
 }
 
 
@@ -162,7 +181,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.beside_kafka", description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000, help="records of each topic (default: 2,000,000)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: 3)")
-    parser.add_argument("--partitions", type=int, default=4, help="of each topic (default: 4)")
+    parser.add_argument("--partitions", type=int, default=6, help="of each topic (default: 6)")
     parser.add_argument("--master", default=MASTER, help=f"Spark's (default: {MASTER})")
     parser.add_argument("--only", action="append", choices=NAMES, help="one measurement; may be given several times")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
@@ -187,24 +206,27 @@ def measure(options: argparse.Namespace) -> list[Figure]:
     wanted = options.only or NAMES
     with tempfile.TemporaryDirectory(prefix="beside-kafka-") as directory:
         base = Path(directory)
-        with kafka(base, options.partitions) as servers, session(options.master, base) as (spark, ours):
-            bench = Bench(spark, ours, servers, options, base)
+        with (
+            kafka(base, options.partitions, brokers=BROKERS) as servers,
+            ProcessCluster(base / "ours", BROKERS) as ours,
+            session(options.master, base) as spark,
+        ):
+            bench = Bench(spark, ours.bootstrap_servers, servers, options, base)
             for name in wanted:
                 getattr(bench, name)()
             return bench.rates.figures(GOALS) + bench.latencies
 
 
 @contextmanager
-def session(master: str, base: Path) -> Iterator[tuple[SparkSession, str]]:
-    """A session with the connector's packages, and our brokers in it."""
+def session(master: str, base: Path) -> Iterator[SparkSession]:
+    """A session with the connector's packages."""
     connector = ",".join(map(str, jars("connector.xml", base / "connector")))
     builder = SparkSession.builder.master(master).appName("beside Kafka").config("spark.ui.enabled", "false")
     builder = builder.config("spark.jars", connector).config("spark.driver.memory", "4g")
     spark = configure_spark(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        with BrokerCluster.start(spark, brokers=1) as cluster:
-            yield spark, cluster.bootstrap_servers
+        yield spark
     finally:
         spark.stop()
 
@@ -234,7 +256,15 @@ class Bench:
         reads[BARE] = self._in_files("plain", reads[OURS]())
         for _ in range(self._rounds):
             for name, read in reads.items():
-                self.rates.take("count of 100-byte records", name, partial(self._counted, read))
+                self.rates.take(COUNT, name, partial(self._counted, read))
+
+    def columns(self) -> None:
+        """All columns of the same topic, into a sink that does nothing."""
+        self._fill("plain", self._records())
+        for _ in range(self._rounds):
+            for side in (self._ours, self._default, self._read_tuned):
+                rows = side.read(self.spark, "plain")
+                self.rates.take(ALL_COLUMNS, side.name, rows.write.format("noop").mode("overwrite").save)
 
     def typed(self) -> None:
         """A group-by over ten columns. Ours are columns; the connector's come out of JSON."""
@@ -244,43 +274,39 @@ class Bench:
         def grouped(read: Callable[[], DataFrame]) -> None:
             read().groupBy("dest").agg(F.avg("arr_delay"), F.count("*")).collect()
 
-        def parsed() -> DataFrame:
+        def parsed(side: Side) -> DataFrame:
             value = F.from_json(F.col("value").cast("string"), schema)
-            return self._default.read(self.spark, "json").select(value.alias("v")).select("v.*")
+            return side.read(self.spark, "json").select(value.alias("v")).select("v.*")
 
         reads: dict[str, Callable[[], DataFrame]] = {
             OURS: partial(self._ours.read, self.spark, "typed"),
             PRUNED: partial(self._ours.read, self.spark, "typed", columns=",".join(QUERY_COLUMNS)),
-            DEFAULT: parsed,
+            DEFAULT: partial(parsed, self._default),
+            TUNED: partial(parsed, self._read_tuned),
         }
         reads[BARE] = self._in_files("typed", reads[OURS]())
         reads[BARE_PRUNED] = self._in_files("pruned", reads[PRUNED]())
         for _ in range(self._rounds):
             for side, read in reads.items():
-                self.rates.take("group-by over ten columns", side, partial(grouped, read))
+                self.rates.take(GROUPED, side, partial(grouped, read))
 
     def stream(self) -> None:
-        """Everything that is there, as a stream that ends, into a sink that does nothing."""
+        """Micro-batches of the same number of rows, into a sink that does nothing. The median batch counts."""
         self._fill("plain", self._records())
-        streams: dict[str, Callable[[], DataFrame]] = {
-            side.name: side.stream(self.spark, "plain", "earliest").load for side in (self._ours, self._default)
-        }
-        streams[BARE] = self._bare_stream("plain")
-        for number in range(self._rounds):
-            for name, rows in streams.items():
-                checkpoint = self._base / f"checkpoint-{number}-{name}"
-                self.rates.take("stream to a no-op sink", name, partial(_streamed, rows, checkpoint))
-
-    def _bare_stream(self, topic: str) -> Callable[[], DataFrame]:
-        """A stream of the same rows from files."""
-        rows = self._ours.read(self.spark, topic)
-        directory = self._base / "bare-stream"
-        write_files(rows, directory, self._partitions)
-        options = bare_options(self.spark, rows.schema, directory)
-        return lambda: self.spark.readStream.format(NAME).options(**options).load()
+        for rows, batches in BATCHES.items():
+            for number in range(self._rounds):
+                for side in (self._ours, self._default, self._read_tuned):
+                    checkpoint = self._base / f"checkpoint-{rows}-{number}-{side.name}"
+                    reader = side.stream(self.spark, "plain", "earliest").option("maxOffsetsPerTrigger", rows)
+                    took_ms = _batches_ms(reader.load(), checkpoint, rows, batches)
+                    self.rates.keep(STREAMED[rows], side.name, rows / statistics.median(took_ms) * 1000)
 
     def write(self) -> None:
         """The same rows to a topic, acknowledged by all replicas."""
+        self._write_records()
+        self._write_typed()
+
+    def _write_records(self) -> None:
         self._make("written", {})
         rows = self._records().persist()  # The rows are ready: the clock does not see how they are made.
         rows.count()
@@ -293,7 +319,20 @@ class Bench:
         writes[BARE] = to_files.save
         for _ in range(self._rounds):
             for name, write_rows in writes.items():
-                self.rates.take("df.write, acks=all", name, write_rows)
+                self.rates.take(WRITTEN, name, write_rows)
+        rows.unpersist()
+
+    def _write_typed(self) -> None:
+        """Ten columns: ours take them as they are, and the connector's side makes JSON of them."""
+        with Admin(self._ours.servers) as admin:
+            admin.create_topic(NewTopic("typed-written", self._partitions, BROKERS, schema=COLUMNS))
+        rows = self._typed_rows().persist()
+        rows.count()
+        for _ in range(self._rounds):
+            self.rates.take(WRITTEN_TYPED, OURS, partial(self._ours.write, rows, "typed-written"))
+            for side in (self._default, self._write_tuned):
+                json = rows.select(F.to_json(F.struct("*")).alias("value"))
+                self.rates.take(WRITTEN_TYPED, side.name, partial(side.write, json, "json-written"))
         rows.unpersist()
 
     def latency(self) -> None:
@@ -351,9 +390,8 @@ class Bench:
         for side in (self._ours, self._write_tuned):
             side.write(rows, topic)
 
-    def _fill_typed(self) -> None:
-        ids = self.spark.range(self.rates.rows, numPartitions=self._partitions)
-        rows = ids.select(
+    def _typed_rows(self) -> DataFrame:
+        return self.spark.range(self.rates.rows, numPartitions=self._partitions).select(
             "id",
             F.concat(F.lit("C"), F.col("id") % 16).alias("carrier"),
             (F.col("id") % 9000).cast("int").alias("flight"),
@@ -365,8 +403,11 @@ class Bench:
             (F.col("id") % 180).cast("int").alias("arr_delay"),
             F.concat(F.lit("N"), F.col("id") % 4000).alias("tail"),
         )
+
+    def _fill_typed(self) -> None:
+        rows = self._typed_rows()
         with Admin(self._ours.servers) as admin:
-            admin.create_topic(NewTopic("typed", self._partitions, 1, schema=COLUMNS))
+            admin.create_topic(NewTopic("typed", self._partitions, BROKERS, schema=COLUMNS))
         self._ours.write(rows, "typed")
         self._write_tuned.write(rows.select(F.to_json(F.struct("*")).alias("value")), "json")
 
@@ -374,13 +415,21 @@ class Bench:
         """Kafka creates its topics on first use."""
         if topic not in self._made:
             with Admin(self._ours.servers) as admin:
-                admin.create_topic(NewTopic(topic, self._partitions, 1, config=config))
+                admin.create_topic(NewTopic(topic, self._partitions, BROKERS, config=config))
             self._made.add(topic)
 
 
-def _streamed(rows: Callable[[], DataFrame], checkpoint: Path) -> None:
-    query = rows().writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-    query.start().awaitTermination()
+def _batches_ms(rows: DataFrame, checkpoint: Path, size: int, count: int) -> list[float]:
+    """How long each micro-batch of `size` rows took from trigger to trigger; the first ones warm up."""
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    try:
+        eventually(lambda: query.exception() or len(query.recentProgress) > count or not query.isActive, TIMEOUT_S)
+        if (error := query.exception()) is not None:
+            raise error
+        progress = [each for each in query.recentProgress if each.numInputRows >= size * 0.9]
+    finally:
+        query.stop()
+    return [each.durationMs["triggerExecution"] for each in progress[WARM_BATCHES:count]]
 
 
 if __name__ == "__main__":

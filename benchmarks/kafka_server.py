@@ -41,7 +41,9 @@ def kafka(base: Path, partitions: int, *, brokers: int = 1) -> Iterator[str]:
     cluster_id = uuid.uuid4().hex[:22]
     with ExitStack() as running:
         for node, port in enumerate(ports, 1):
-            running.enter_context(_broker(base, cluster_id, _properties(base, node, port, controller_port, partitions)))
+            running.enter_context(
+                _broker(base, cluster_id, _properties(base, node, port, controller_port, partitions, brokers))
+            )
             # The controller first: the others register with it.
         yield ",".join(f"127.0.0.1:{port}" for port in ports)
 
@@ -78,7 +80,9 @@ def steady_kafka(base: Path, servers: str, topic: str, rate: int, seconds: int) 
     return [*java, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, *size, *properties]
 
 
-def _properties(base: Path, node: int, port: int, controller_port: int, partitions: int) -> dict[str, object]:
+def _properties(
+    base: Path, node: int, port: int, controller_port: int, partitions: int, brokers: int
+) -> dict[str, object]:
     listeners = f"PLAINTEXT://127.0.0.1:{port}"
     if node == 1:
         listeners += f",CONTROLLER://127.0.0.1:{controller_port}"
@@ -93,6 +97,7 @@ def _properties(base: Path, node: int, port: int, controller_port: int, partitio
         "log.dirs": base / f"data-{node}",
         "num.partitions": partitions,
         "log.message.timestamp.type": "LogAppendTime",
+        "default.replication.factor": brokers,
         "offsets.topic.replication.factor": 1,
         "transaction.state.log.replication.factor": 1,
         "transaction.state.log.min.isr": 1,

@@ -42,6 +42,9 @@ class Reach:
 
 NOWHERE = Reach(-1)
 
+EVERY_BYTE = 2**62
+"""`Reach.max_bytes` of a caller who only wants to know how much is stored: the leader then reads no index in vain."""
+
 
 class OffsetLookup:
     """One lookup of many partitions, in rounds: which leaders to ask, and what they answer. It has no thread and no

@@ -51,6 +51,8 @@ TABLE = (
     Option("failOnDataLoss", "true"),
     Option("minPartitions"),
     Option("maxRecordsPerPartition"),
+    Option("recordsPerTask", "100000", in_kafka=False),
+    Option("bytesPerTask", "16777216", in_kafka=False),
     Option("includeHeaders", "false"),
     Option("includeLeaderEpoch", "false", in_kafka=False),
     Option("maxOffsetsPerTrigger", queries=Query.STREAM),

@@ -13,6 +13,7 @@ from spark_broker.digits import digits
 from spark_broker.spark.bounds import Bound, parse_end, parse_start
 from spark_broker.spark.limits import Limits, checked, parse_duration_ms
 from spark_broker.spark.option_table import DEFAULTS, OPTIONS, WITHOUT_EFFECT, Query
+from spark_broker.spark.ranges import TaskRules, TaskSize
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.selection import Selection, parse_selection
 
@@ -37,8 +38,7 @@ class ReadOptions:
     end: Bound
     settings: ConsumerConfig
     latest_if_no_timestamp: bool = False
-    min_partitions: int = 0
-    max_records_per_partition: int = 0
+    tasks: TaskRules = field(default_factory=lambda: TaskRules(TaskSize(1, 1)))
     include_headers: bool = False
     include_leader_epoch: bool = False
     fail_on_data_loss: bool = True
@@ -60,8 +60,7 @@ def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> Rea
         end=parse_end(values, query),
         settings=ConsumerConfig.parse(settings),
         latest_if_no_timestamp=_strategy(values) == "latest",
-        min_partitions=_count(values, "minPartitions"),
-        max_records_per_partition=_count(values, "maxRecordsPerPartition"),
+        tasks=_tasks(values),
         include_headers=_flag(values, "includeHeaders"),
         include_leader_epoch=_flag(values, "includeLeaderEpoch"),
         fail_on_data_loss=_flag(values, "failOnDataLoss"),
@@ -121,14 +120,20 @@ def _strategy(values: Mapping[str, str]) -> str:
 
 
 def _count(values: Mapping[str, str], name: str) -> int:
-    """A positive number; 0: the option is absent."""
-    text = values.get(name)
-    if text is None:
+    """A positive number; 0: the option is absent, and has no default."""
+    text = values.get(name, DEFAULTS[name].default)
+    if not text and name not in values:
         return 0
     number = digits(text)
     if number is None or not 0 < number < 2**63:
         raise invalid_option(f"{name} = {text!r} is not a positive number")
     return number
+
+
+def _tasks(values: Mapping[str, str]) -> TaskRules:
+    enough = TaskSize(_count(values, "recordsPerTask"), _count(values, "bytesPerTask"))
+    at_least, max_records = _count(values, "minPartitions"), _count(values, "maxRecordsPerPartition")
+    return TaskRules(enough, at_least=at_least, max_records=max_records)
 
 
 def _flag(values: Mapping[str, str], name: str) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.history_reader import first_in_tables
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.offset_lookup import all_at, lookup_offsets
+from spark_broker.client.offset_lookup import EVERY_BYTE, Reach, all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import OffsetOutOfRangeError
 from spark_broker.model import TopicPartition
@@ -19,7 +19,7 @@ from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.cluster import partitions_of
 from spark_broker.spark.options import ReadOptions
-from spark_broker.spark.ranges import OffsetRange, split_ranges
+from spark_broker.spark.ranges import OffsetRange, TaskRanges, tasks_of
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.times import LATEST, Moment
 
@@ -27,10 +27,10 @@ Infos = Mapping[TopicPartition, ListedOffset]
 """Where each partition ends for this read (`offset`), and its log start."""
 
 
-def plan_ranges(
+def plan_tasks(
     metadata: ClusterMetadata, options: ReadOptions, topics: Sequence[TopicView], deadline: Deadline
-) -> list[OffsetRange]:
-    """The ranges to read; none is empty. They end at last stable offsets, or with read_uncommitted at high watermarks.
+) -> list[TaskRanges]:
+    """The ranges that each task reads. They end at last stable offsets, or with read_uncommitted at high watermarks.
 
     Raises InvalidConfigError for offsets that do not name exactly the partitions of the read, or that end before they
     start. Raises OffsetOutOfRangeError for offsets that the partition does not have (unless failOnDataLoss is false).
@@ -38,7 +38,7 @@ def plan_ranges(
     """
     partitions = partitions_of(options.selection, topics)
     check_named(options.end, partitions)
-    infos = _look_up(metadata, options, all_at(partitions, LATEST), deadline)
+    infos = _look_up(metadata, options, all_at(partitions, LATEST), deadline, sizes=True)
     starts = resolve_starts(metadata, options, infos, topics, deadline)
     ends = resolve_bound(metadata, options, options.end, infos, topics, deadline)
     ranges = []
@@ -57,7 +57,8 @@ def plan_ranges(
                 read_epoch=latest.last_epoch,
             )
         )
-    return split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+    sizes = {tp: info.size_bytes / max(1, info.offset - info.log_start_offset) for tp, info in infos.items()}
+    return tasks_of(ranges, options.tasks, sizes)
 
 
 def resolve_starts(
@@ -69,9 +70,16 @@ def resolve_starts(
 
 
 def _look_up(
-    metadata: ClusterMetadata, options: ReadOptions, wanted: Mapping[TopicPartition, Moment], deadline: Deadline
+    metadata: ClusterMetadata,
+    options: ReadOptions,
+    wanted: Mapping[TopicPartition, Moment],
+    deadline: Deadline,
+    *,
+    sizes: bool = False,
 ) -> dict[TopicPartition, ListedOffset]:
-    return lookup_offsets(metadata, wanted, deadline, read_committed=options.settings.read_committed)
+    """`sizes`: ask also how much is stored, from the logs' starts to the offsets."""
+    reaches = dict.fromkeys(wanted, Reach(0, EVERY_BYTE)) if sizes else None
+    return lookup_offsets(metadata, wanted, deadline, read_committed=options.settings.read_committed, reaches=reaches)
 
 
 def check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:

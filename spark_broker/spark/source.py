@@ -51,17 +51,17 @@ class BatchReader(DataSourceReader):
 
     @message_alone()
     def partitions(self) -> Sequence[InputPartition]:
-        """A task for each range. Raises typed errors: an unknown column, offsets that do not exist, no cluster."""
+        """What each task reads. Raises typed errors: an unknown column, offsets that do not exist, no cluster."""
         from spark_broker.client.retry import Deadline
         from spark_broker.spark.cluster import connected, selected_topics
-        from spark_broker.spark.planning import plan_ranges
+        from spark_broker.spark.planning import plan_tasks
 
         options = self._options
         deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
         with connected(options.settings) as metadata:
             topics = selected_topics(metadata, options.selection, deadline)
-            return planned(plan_ranges(metadata, options, topics, deadline), topics, options, self._schema)
+            return planned(plan_tasks(metadata, options, topics, deadline), topics, options, self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range, in order of their offsets. Raises typed errors."""
+        """The rows of one task, of each range in order of their offsets. Raises typed errors."""
         return read_task(self._options, self._schema, partition)

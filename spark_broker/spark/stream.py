@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @message_alone()
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """A task for each range between the two offsets. A repeated batch has the same tasks. Raises typed errors."""
+        """Tasks that read all between the two offsets. A repeated batch has the same records. Raises typed errors."""
         last = parse_offset(end)
         if last is None or start == end:
             return []
@@ -134,10 +134,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logs = session.logs(position)
             self._report(find_losses(replace(position, ends={}), logs))
             ranges = still_there(ranges, logs)
-        return planned(session.split(ranges), session.topics_of(ranges), self._options, self._schema)
+        return planned(session.tasks_of(ranges), session.topics_of(ranges), self._options, self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range, in order of their offsets. Raises typed errors."""
+        """The rows of one task, of each range in order of their offsets. Raises typed errors."""
         return read_task(self._options, self._schema, partition)
 
     @message_alone()

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.group_offsets import GroupOffsets
-from spark_broker.client.offset_lookup import Reach, all_at, lookup_offsets
+from spark_broker.client.offset_lookup import EVERY_BYTE, Reach, all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import OffsetAndMetadata, TopicPartition
@@ -16,7 +16,7 @@ from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.planning import newest, resolve_starts, whole
-from spark_broker.spark.ranges import OffsetRange, split_ranges
+from spark_broker.spark.ranges import OffsetRange, TaskRanges, tasks_of
 from spark_broker.spark.stream_offset import StreamOffset
 from spark_broker.spark.stream_planner import LogRange
 from spark_broker.times import LATEST
@@ -36,6 +36,7 @@ class StreamSession:
         self._metadata = self._stack.enter_context(connected(options.settings))
         self._group = GroupOffsets(self._metadata, options.group) if options.group else None
         self._published: Mapping[TopicPartition, int] = {}
+        self._record_bytes: dict[TopicPartition, float] = {}  # as stored, at the last look
 
     def first_position(self) -> StreamOffset:
         """Where a new query starts."""
@@ -50,8 +51,14 @@ class StreamSession:
         deadline = self._deadline()
         topic_ids = () if position is None else position.topic_ids
         topics = existing_topics(self._metadata, self._options.selection, topic_ids, deadline)
-        reached = {} if position is None else {tp: Reach(offset) for tp, offset in position.offsets.items()}
+        begin = {} if position is None else position.offsets
+        reached = {tp: Reach(offset, EVERY_BYTE) for tp, offset in begin.items()}
         logs = self._look_up(partitions_of(self._options.selection, topics), deadline, reached)
+        self._record_bytes = {
+            tp: logs[tp].size_bytes / (logs[tp].offset - start)
+            for tp, start in begin.items()
+            if tp in logs and logs[tp].offset > start
+        }
         infos = whole(logs, newest(self._metadata, topics))
         return {
             tp: LogRange(
@@ -82,12 +89,9 @@ class StreamSession:
         deadline = self._deadline()
         return [self._metadata.topic(name, deadline) for name in dict.fromkeys(part.topic for part in ranges)]
 
-    def split(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """The ranges, split by minPartitions and maxRecordsPerPartition."""
-        options = self._options
-        return split_ranges(
-            ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
-        )
+    def tasks_of(self, ranges: Sequence[OffsetRange]) -> list[TaskRanges]:
+        """The ranges that each task reads."""
+        return tasks_of(ranges, self._options.tasks, self._record_bytes)
 
     def publish(self, position: StreamOffset) -> None:
         """Commit the position as the offsets of the query's group, if it has a group and they moved.

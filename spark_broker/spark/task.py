@@ -1,4 +1,4 @@
-"""One task of a read, in a process of its own: a range of one partition, as record batches."""
+"""One task of a read, in a process of its own: ranges of one partition or more, as record batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from spark_broker.errors import invariant
 from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch, leader_epoch_column
 from spark_broker.spark.options import ReadOptions
-from spark_broker.spark.ranges import OffsetRange
+from spark_broker.spark.ranges import OffsetRange, TaskRanges
 from spark_broker.spark.spark_schema import output_of
 from spark_broker.spark.user_errors import message_alone
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a task gets: the range, and the columns to ask the broker for (None: all, as stored)."""
+    """What a task gets: ranges, one after the other, each with the columns to ask the broker for (None: all, as
+    stored).
+    """
 
-    part: OffsetRange
-    columns: list[str] | None
+    parts: tuple[tuple[OffsetRange, list[str] | None], ...]
 
 
 def offered(topic: TopicView, options: ReadOptions) -> tuple[Column, ...]:
@@ -38,20 +39,20 @@ def offered(topic: TopicView, options: ReadOptions) -> tuple[Column, ...]:
 
 
 def planned(
-    ranges: Sequence[OffsetRange], topics: Sequence[TopicView], options: ReadOptions, schema: StructType
+    tasks: Sequence[TaskRanges], topics: Sequence[TopicView], options: ReadOptions, schema: StructType
 ) -> list[InputPartition]:
-    """A task for each range. Raises typed errors where a topic does not fit the schema of the read."""
+    """The tasks, as Spark hands them on. Raises typed errors where a topic does not fit the schema of the read."""
     columns = {
         topic.name: columns_to_fetch(
             topic, output_of(schema, offered(topic, options)).columns, include_headers=options.include_headers
         )
         for topic in topics
     }
-    return [InputPartition(Planned(part, columns[part.topic])) for part in ranges]
+    return [InputPartition(Planned(tuple((part, columns[part.topic]) for part in task))) for task in tasks]
 
 
 def read_task(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one range, in order of their offsets. Raises typed errors."""
+    """The rows of one task, of each range in order of their offsets. Raises typed errors."""
     # Spark asks for InputPartition(None) when there is nothing to read.
     if partition.value is not None:
         invariant(isinstance(partition.value, Planned), "a task gets what partitions() planned")
@@ -66,16 +67,18 @@ def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[p
     from spark_broker.spark.range_reader import RangeReader
 
     with connected(options.settings) as metadata:
-        deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
-        topic = metadata.topic(task.part.topic, deadline, partition=task.part.partition)
-        output = output_of(schema, offered(topic, options))
-        reader = RangeReader(
-            metadata,
-            task.part,
-            options.settings,
-            task.columns,
-            fail_on_data_loss=options.fail_on_data_loss,
-            local_reads=options.local_reads,
-        )
-        for batches in reader.batches():
-            yield from assembled(batches, output)
+        metadata.use({part.topic for part, _ in task.parts})
+        for part, columns in task.parts:
+            deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
+            topic = metadata.topic(part.topic, deadline, partition=part.partition)
+            output = output_of(schema, offered(topic, options))
+            reader = RangeReader(
+                metadata,
+                part,
+                options.settings,
+                columns,
+                fail_on_data_loss=options.fail_on_data_loss,
+                local_reads=options.local_reads,
+            )
+            for batches in reader.batches():
+                yield from assembled(batches, output)

@@ -39,7 +39,7 @@ def test_committed_records_come_by_default_and_the_range_ends_past_the_last_mark
     undecided: FakeCluster, read: MakeRead
 ) -> None:
     query = read(subscribe="t")
-    (part,) = (partition.value.part for partition in query.partitions)
+    ((part, _),) = (part for partition in query.partitions for part in partition.value.parts)
     assert (part.start, part.end) == (0, 22)
     began_s = time.monotonic()
     rows = query.table()

@@ -135,6 +135,18 @@ def test_min_partitions_splits_and_loses_nothing(cluster: FakeCluster, read: Mak
     assert len(read(subscribe="t", maxRecordsPerPartition="30").partitions) == 8
 
 
+def test_small_ranges_share_a_task_and_come_in_order(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 4, 100)
+    expected = [partition * 1000 + n for partition in range(4) for n in range(100)]
+    for options, tasks in (({}, 1), ({"recordsPerTask": "200"}, 2), ({"recordsPerTask": "1"}, 4)):
+        query = read(subscribe="t", **options)
+        assert len(query.partitions) == tasks
+        assert query.table()["n"].to_pylist() == expected
+    stored = sum(frame.header.length for part in cluster.topics["t"].partitions for frame in part.log)
+    assert len(read(subscribe="t", bytesPerTask=str(stored // 2 + 1)).partitions) == 2
+    assert len(read(subscribe="t", maxRecordsPerPartition="150").partitions) == 4
+
+
 def test_an_unreachable_cluster_names_the_address(read: MakeRead) -> None:
     with pytest.raises(BootstrapUnreachableError, match=r"127\.0\.0\.1:1"):
         read(**{"bootstrap.servers": "127.0.0.1:1"}, subscribe="t")

@@ -148,6 +148,21 @@ def test_a_batch_waits_for_min_offsets_until_the_delay_is_over(
     assert query.numbers() == [11]
 
 
+def test_small_ranges_of_a_batch_share_a_task(cluster: FakeCluster, stream: MakeStream) -> None:
+    fill(cluster, "t", 3, 50)
+    for options, tasks in (({}, 1), ({"recordsPerTask": "1"}, 3)):
+        query = stream(subscribe="t", **EARLIEST, **options)
+        assert query.plan()
+        start, end = json.loads(json.dumps(query.reader.initialOffset())), json.loads(query.offset_log[-1])
+        assert len(query.reader.partitions(start, end)) == tasks
+    again = stream(subscribe="t", bytesPerTask="1", **EARLIEST)
+    assert sorted(again.numbers()) == sorted(partition * 1000 + n for partition in range(3) for n in range(50))
+    add(cluster, 0, 1, 2)
+    add(cluster, 2, 3)
+    assert again.plan()
+    assert len(again.reader.partitions(*map(json.loads, again.offset_log[-2:]))) == 2, "the bytes of these are known"
+
+
 def test_available_now_reads_in_limited_batches_what_there_was_and_ends(
     cluster: FakeCluster, stream: MakeStream
 ) -> None:

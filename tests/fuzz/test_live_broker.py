@@ -41,8 +41,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
     config = {
         "broker.session.timeout.ms": 5000,
         # A damaged request may create these topics, and each partition that is written to has two files open.
-        "offsets.topic.num.partitions": 4,
-        "transaction.state.log.num.partitions": 4,
+        "offsets.topic.num.partitions": 2,
+        "transaction.state.log.num.partitions": 2,
         "socket.request.max.bytes": 8_000_000,
     }
     with ProcessCluster(tmp_path_factory.mktemp("attacked"), BROKERS, config) as cluster:

@@ -13,6 +13,7 @@ from spark_broker.spark.bounds import ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.limits import Limits
 from spark_broker.spark.option_table import SETTINGS, TABLE, WITHOUT_EFFECT, Option, Query
 from spark_broker.spark.options import ReadOptions, parse_options
+from spark_broker.spark.ranges import TaskRules, TaskSize
 from spark_broker.spark.selection import Assign, SubscribedTopics, SubscribePattern
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
@@ -44,7 +45,7 @@ def test_a_job_for_sparks_kafka_source_needs_another_format_name_and_nothing_els
     options = parse_options({name.lower(): value for name, value in kafka.items()})
     assert options.selection == SubscribedTopics(("flights", "trains"))
     assert (options.start, options.end) == (Earliest(), Latest())
-    assert (options.include_headers, options.fail_on_data_loss, options.min_partitions) == (True, False, 8)
+    assert (options.include_headers, options.fail_on_data_loss, options.tasks.at_least) == (True, False, 8)
     assert options.settings.bootstrap_servers == ("a:1", "b:2")
     assert options.settings.request_timeout_ms == 1234
 
@@ -52,12 +53,8 @@ def test_a_job_for_sparks_kafka_source_needs_another_format_name_and_nothing_els
 def test_the_defaults_are_those_of_a_batch_read_of_kafka() -> None:
     options = parse()
     assert (options.start, options.end) == (Earliest(), Latest())
-    assert (options.include_headers, options.fail_on_data_loss, options.min_partitions, options.columns) == (
-        False,
-        True,
-        0,
-        None,
-    )
+    assert (options.include_headers, options.fail_on_data_loss, options.columns) == (False, True, None)
+    assert options.tasks == TaskRules(TaskSize(records=100_000, bytes=16 << 20))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +156,8 @@ def test_offsets_are_given_for_each_partition() -> None:
         {"startingOffsetsByTimestampStrategy": "guess"},
         {"minPartitions": "0"},
         {"minPartitions": "many"},
+        {"recordsPerTask": "0"},
+        {"bytesPerTask": ""},
         {"includeHeaders": "yes"},
         {"failOnDataLoss": ""},
         {"columns": " , "},

@@ -42,6 +42,9 @@ class Rig:
         (heartbeat,) = self.member.heartbeats(self.now_ms)
         return heartbeat
 
+    def between(self) -> bool:
+        return self.member.is_between
+
     def silent(self) -> bool:
         return self.member.heartbeats(self.now_ms) == []
 
@@ -347,15 +350,15 @@ def test_whoever_leaves_before_its_join_is_answered_waits_for_that(rig: Rig) -> 
 
 
 def test_nobody_knows_who_commits_while_a_join_or_a_goodbye_is_not_answered(rig: Rig) -> None:
-    join, between = rig.sent(), lambda: rig.member.is_between
-    assert between()
+    join = rig.sent()
+    assert rig.between()
     rig.answer(join, 1, 0)
-    assert not between()
+    assert not rig.between()
     assert rig.member.identity().member_epoch == 1
     rig.member.leave(rig.now_ms)
-    assert between()
+    assert rig.between()
     rig.answer(rig.sent(), -1, assigns=False)
-    assert not between()
+    assert not rig.between()
     assert rig.member.identity().member_id == ""
 
 

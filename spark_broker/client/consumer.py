@@ -331,7 +331,8 @@ class Consumer(OfOneProcess):
         """Store positions (or these offsets) under the group and wait for it.
 
         A commit never passes records that were not handed out: an offset beyond the position raises
-        PolicyViolationError. Raises RequestTimedOutError when no coordinator answers within default.api.timeout.ms.
+        PolicyViolationError. A commit waits while the group takes this consumer in. Raises RequestTimedOutError when
+        no coordinator answers within default.api.timeout.ms.
         """
         self._require_group()
         deadline = self._api_deadline()

@@ -141,11 +141,13 @@ class ConsumerMachine:
         return NOBODY if self.group is None else self.group.membership.identity(life)
 
     def committer(self, commit: CommitOffsets) -> GroupMetadata:
-        """Who commits. Raises RequestTimedOutError if that was not known by the deadline, and as `identity` does."""
-        if self.group is not None and self.group.membership.is_between:
-            raise RequestTimedOutError(
-                f"the coordinator of group {self.group.membership.group_id!r} has not said in time whether this "
-                "consumer is a member"
+        """Who commits. Raises RequestTimedOutError if that was not known by the deadline, the error that keeps the
+        consumer out of its group, and as `identity` does.
+        """
+        member = None if self.group is None else self.group.membership
+        if member is not None and member.is_between:
+            raise member.failure or RequestTimedOutError(
+                f"the coordinator of group {member.group_id!r} has not said in time whether this consumer is a member"
             )
         return self.identity(commit.life)
 
@@ -389,8 +391,10 @@ class ConsumerMachine:
 
     def _commits_wait_until_ms(self) -> float:
         """A commit waits while the group takes this member in, or lets it go; at most until its own deadline."""
-        waits = self.group is not None and self.group.membership.is_between and self._commits.waiting
-        return self._commits.waiting[0].deadline_ms if waits else 0.0
+        member = None if self.group is None else self.group.membership
+        if member is None or not member.is_between or member.failure is not None or not self._commits.waiting:
+            return 0.0
+        return self._commits.waiting[0].deadline_ms
 
     def wake_ms(self, now_ms: float) -> float:
         """When to call `step` again at the latest; infinity: there is nothing to wait for."""

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Consumer, TopicPartition
-from spark_broker.errors import RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import GroupMaxSizeReachedError, RequestTimedOutError, SparkBrokerError
+from spark_broker.protocol import wire
 from spark_broker.protocol.messages import CallRequest, ConsumerGroupHeartbeatRequest, Message, MetadataRequest
 from tests.client.fake_broker import FakeCluster, FakePartition
 from tests.conftest import WaitUntil
@@ -88,6 +89,17 @@ def test_a_commit_waits_for_that_no_longer_than_its_deadline(cluster: FakeCluste
         assert not committed(cluster)
         held.release.set()
         consumer.commit({T0: 0})
+
+
+def test_a_commit_says_at_once_what_keeps_the_consumer_out(cluster: FakeCluster) -> None:
+    cluster.create("t", 1)
+    full = wire.error_response(GroupMaxSizeReachedError("the group 'g' has 1 member, and takes no more"))
+    cluster.call_hook = lambda _, request: full if isinstance(request, ConsumerGroupHeartbeatRequest) else None
+    with Consumer(cluster.bootstrap, group_id="g", topics="t") as consumer:
+        began_s = time.monotonic()
+        with pytest.raises(GroupMaxSizeReachedError):
+            consumer.commit({T0: 0})
+        assert time.monotonic() - began_s < 20, "its deadline is a minute"
 
 
 def test_a_new_partition_that_the_metadata_lacks_is_read_once_the_metadata_has_it(

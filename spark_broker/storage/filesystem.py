@@ -155,6 +155,13 @@ class FileSystem(Protocol):
         """Lock the open file for this handle alone. False: another handle still has the lock after `wait_ms`."""
         ...
 
+    def lock_directory(self, path: Path, *, wait_ms: int) -> int | None:
+        """Open the directory and lock it for this handle alone. None: another handle still has it after `wait_ms`.
+
+        Some network file systems lock no directories. There, the handle is there without a lock.
+        """
+        ...
+
     def boot_id(self) -> str:
         """Identifies this run of the machine."""
         ...
@@ -189,6 +196,10 @@ def _open_beneath(directory: Path, relative: Path, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
     finally:
         os.close(at)
+
+
+_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""What flock says of a directory where the file system cannot lock one. NFS wants a descriptor that can be written."""
 
 
 class LocalFileSystem:
@@ -283,6 +294,20 @@ class LocalFileSystem:
                 return False
             pause.wait(min(_POLL_S, remaining_s))
         return True
+
+    def lock_directory(self, path: Path, *, wait_ms: int) -> int | None:
+        fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        locked = False
+        try:
+            locked = self.lock(fd, wait_ms=wait_ms)
+        except OSError as error:
+            locked = error.errno in _NO_LOCKS
+            if not locked:
+                raise
+        finally:
+            if not locked:
+                os.close(fd)
+        return fd if locked else None
 
     def boot_id(self) -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

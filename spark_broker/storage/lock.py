@@ -1,4 +1,6 @@
-"""The lock of a log directory: a locked file, with the holder's identity in it.
+"""The lock of a log directory: the directory itself is locked, and a file in it, with the holder's identity.
+
+The file says who holds the directory. It may be deleted under a live broker; the lock of the directory cannot.
 
 A broker's process may outlive its executor and keep its directory locked (a zombie). When its launch is superseded, the
 replacement kills it. Both the pid *and* the start time must be the recorded ones, because another process may have the
@@ -10,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,35 +37,37 @@ class Holder:
 class DirectoryLock:
     """An exclusive lock on a directory, held while the object is open and its process alive."""
 
-    def __init__(self, fs: FileSystem, directory: Path, fd: int) -> None:
+    def __init__(self, fs: FileSystem, directory: Path, handles: Iterable[int]) -> None:
         self.directory = directory
         self._fs = fs
-        self._fd: int | None = fd
+        self._handles = [*handles]
         _held.add(self)
 
     @classmethod
     def acquire(cls, directory: Path, *, launch: int, wait_ms: int = 0, fs: FileSystem = LOCAL) -> DirectoryLock:
         """Take the lock. Wait up to `wait_ms` for its holder to release it. Raises LogDirectoryLockedError."""
         # Handles are not inherited: a child must not keep the directory locked after this process has ended.
-        fd = fs.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT)
-        try:
+        with ExitStack() as handles:
+            whole = fs.lock_directory(directory, wait_ms=wait_ms)
+            if whole is None:
+                raise _held_by(directory, fs)
+            handles.callback(fs.close, whole)
+            fd = fs.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+            handles.callback(fs.close, fd)
             if not fs.lock(fd, wait_ms=wait_ms):
-                raise LogDirectoryLockedError(f"{directory} is held by {read_holder(directory, fs=fs)}")
+                raise _held_by(directory, fs)
             process = fs.process()
             _write_holder(fs, fd, Holder(process.pid, process.start_time, launch))
-        except BaseException:
-            fs.close(fd)
-            raise
-        return cls(fs, directory, fd)
+            handles.pop_all()
+        return cls(fs, directory, (fd, whole))
 
     def release(self) -> None:
         """Give the lock up."""
-        if self._fd is not None:
-            self._fs.close(self._fd)
-            self._fd = None
+        while self._handles:
+            self._fs.close(self._handles.pop(0))
 
     def forget(self) -> None:
-        """In a forked child: close the inherited handle, which leaves the parent's lock in place."""
+        """In a forked child: close the inherited handles, which leaves the parent's lock in place."""
         self.release()
 
 
@@ -91,11 +97,16 @@ def read_holder(directory: Path, *, fs: FileSystem = LOCAL) -> Holder | None:
 
 def is_locked(directory: Path, *, fs: FileSystem = LOCAL) -> bool:
     """Whether a live process holds the directory at this moment."""
+    whole = fs.lock_directory(directory, wait_ms=0)
+    if whole is None:
+        return True
     try:
         with opened(fs, directory / LOCK_FILE, os.O_RDWR) as fd:
             return not fs.lock(fd, wait_ms=0)
     except FileNotFoundError:
         return False
+    finally:
+        fs.close(whole)
 
 
 def kill_holder(holder: Holder, *, wait_ms: int, fs: FileSystem = LOCAL) -> bool:
@@ -108,6 +119,11 @@ def kill_holder(holder: Holder, *, wait_ms: int, fs: FileSystem = LOCAL) -> bool
         return fs.kill(ProcessIdentity(holder.pid, holder.start_time), wait_ms=wait_ms)
     except TimeoutError as error:
         raise LogDirectoryLockedError(str(error)) from error
+
+
+def _held_by(directory: Path, fs: FileSystem) -> LogDirectoryLockedError:
+    holder = read_holder(directory, fs=fs)
+    return LogDirectoryLockedError(f"{directory} is held by {holder or 'a process that its .lock does not name'}")
 
 
 def _write_holder(fs: FileSystem, fd: int, holder: Holder) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.directory_meta import read_meta
 from spark_broker.storage.directory_names import PartitionName
 from spark_broker.storage.filesystem import LocalFileSystem, process_start_time
-from spark_broker.storage.lock import DirectoryLock, Holder, read_holder
+from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, read_holder
 from spark_broker.storage.start_kind import StartKind
 
 HOLD = """
@@ -118,6 +120,40 @@ def test_a_claim_waits_for_a_holder_whose_pid_is_not_visible(tmp_path: Path) -> 
     held = DirectoryLock.acquire(tmp_path, launch=1)
     with pytest.raises(LogDirectoryLockedError, match="held by"):
         DirectoryLock.acquire(tmp_path, launch=2, wait_ms=50)
+    held.release()
+    DirectoryLock.acquire(tmp_path, launch=2).release()
+
+
+def test_a_lock_file_that_is_deleted_under_a_live_broker_frees_nothing(tmp_path: Path) -> None:
+    """Two brokers would write to one directory: the second one made the file anew, and locked it."""
+    with holding_process(tmp_path) as process:
+        (tmp_path / "broker-0" / ".lock").unlink()
+        other = LogDirectory.claim(tmp_path, cluster_id="c", launch=2)
+        assert other.slot == 1
+        other.release()
+        assert is_locked(tmp_path / "broker-0")
+        with pytest.raises(LogDirectoryLockedError, match=r"a process that its \.lock does not name"):
+            DirectoryLock.acquire(tmp_path / "broker-0", launch=3)
+        process.kill()
+        process.wait(30)
+        mine = LogDirectory.claim(tmp_path, cluster_id="c", launch=4)
+        assert mine.slot == 0
+        mine.release()
+
+
+def test_a_file_system_that_locks_no_directories_has_the_lock_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(fd: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        locked(fd, operation)
+
+    locked = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    held = DirectoryLock.acquire(tmp_path, launch=1)
+    with pytest.raises(LogDirectoryLockedError, match="launch=1"):
+        DirectoryLock.acquire(tmp_path, launch=2)
     held.release()
     DirectoryLock.acquire(tmp_path, launch=2).release()
 

@@ -26,6 +26,8 @@ class DiskMachine:
     last_number: int = 0
     last_pid: int = 0
     last_id: int = 0
+    last_lock: int = -1
+    directory_locks: dict[str, File] = field(default_factory=dict)  # by path
     used_bytes: int = 0
     capacity_bytes: int | None = None
     on_operation: Callable[[Operation], Fault | None] | None = None

@@ -469,6 +469,21 @@ class SimFileSystem:
         file.locked_by = fd
         return True
 
+    def lock_directory(self, path: Path, *, wait_ms: int) -> int | None:
+        """As a lock of a file that nobody can delete."""
+        name = str(path)
+        self._directory(name)
+        if not self._alive:
+            raise ProcessKilled(f"process {self._pid}: {name}")
+        file = self._machine.directory_locks.setdefault(name, File(0, names=1))
+        if file.locked_by != -1:
+            return None
+        self._machine.last_lock -= 1
+        file.handles += 1
+        fd = file.locked_by = self._machine.last_lock
+        self._machine.handles[fd] = Handle(file, name, False, self._pid)
+        return fd
+
     def boot_id(self) -> str:
         return f"{self._machine.name}-boot-{self._machine.boots}"
 

@@ -471,10 +471,8 @@ class SimFileSystem:
 
     def lock_directory(self, path: Path, *, wait_ms: int) -> int | None:
         """As a lock of a file that nobody can delete."""
-        name = str(path)
+        self._find(name := str(path))  # A dead process locks nothing.
         self._directory(name)
-        if not self._alive:
-            raise ProcessKilled(f"process {self._pid}: {name}")
         file = self._machine.directory_locks.setdefault(name, File(0, names=1))
         if file.locked_by != -1:
             return None

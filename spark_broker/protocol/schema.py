@@ -132,17 +132,48 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 def _kept(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column cast. Arrow's safe casts round a float to a decimal, and make it infinite: that is refused, too."""
+    """The column cast. Arrow's safe casts round a float to a decimal, make it infinite, and take the time of day from
+    an instant that becomes a date: that is refused, too, also within lists, maps and structs.
+    """
     result = column.cast(kind, safe=True)
-    if pa.types.is_floating(column.type) and (pa.types.is_decimal(kind) or pa.types.is_float32(kind)):
-        back = result.cast(column.type)
-        if pa.types.is_decimal(kind):
-            changed = pc.not_equal(back, column)
-        else:
-            changed = pc.and_(pc.is_inf(back), pc.is_finite(column))
-        if pc.any(changed).as_py():
-            raise pa.ArrowInvalid(f"{kind} cannot hold the value")
+    _check_values(column, result)
     return result
+
+
+def _check_values(before: pa.Array, after: pa.Array) -> None:
+    """Raises ArrowInvalid where a cast has made another value."""
+    if before.type == after.type:
+        return
+    if pa.types.is_dictionary(before.type):
+        before = before.dictionary_decode()
+    source, target = before.type, after.type
+    if pa.types.is_struct(source):
+        made = {field.name: values for field, values in zip(target, after.flatten(), strict=True)}
+        for field, values in zip(source, before.flatten(), strict=True):
+            _check_values(values, made[field.name])
+    elif pa.types.is_map(source):
+        _check_values(_entries(before), _entries(after))
+    elif _is_any_list(source):
+        _check_values(before.flatten(), after.flatten())
+    elif (changed := _changed(before, after)) is not None and pc.any(changed).as_py():
+        raise pa.ArrowInvalid(f"{target} cannot hold the value")
+
+
+def _entries(column: pa.MapArray) -> pa.Array:
+    """Keys and values of all maps, in their order."""
+    pairs = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
+    return pa.ListArray.from_arrays(column.offsets, pairs).flatten()
+
+
+def _changed(before: pa.Array, after: pa.Array) -> pa.Array | None:
+    """Which values a safe cast has changed; None: Arrow refuses them itself."""
+    source, target = before.type, after.type
+    if pa.types.is_floating(source) and pa.types.is_float32(target):
+        return pc.and_(pc.is_inf(after), pc.is_finite(before))
+    rounds = pa.types.is_floating(source) and pa.types.is_decimal(target)
+    if rounds or (pa.types.is_timestamp(source) and pa.types.is_date(target)):
+        return pc.not_equal(after.cast(source), before)
+    return None
 
 
 def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
@@ -151,7 +182,8 @@ def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            _kept(column.slice(low, middle - low), kind)
+            # A slice of a list has all its values, also those of other rows, and Arrow casts them all.
+            _kept(column.take(pa.array(range(low, middle))), kind)
             low = middle
         except (pa.ArrowException, ValueError):
             high = middle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
@@ -60,6 +61,36 @@ def view_of(schema: pa.Schema) -> TopicView:
     return TopicView("t", "t" * 32, (), (schema_to_bytes(schema),), {})
 
 
+def _struct(values: pa.Array) -> pa.StructArray:
+    return pa.StructArray.from_arrays([pa.nulls(len(values)), values], ["nothing", "x"])
+
+
+def _list(values: pa.Array) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array([*range(len(values) + 1)], pa.int32()), values)
+
+
+def _map(values: pa.Array) -> pa.MapArray:
+    keys = pa.array(["k"] * len(values))
+    return pa.MapArray.from_arrays(pa.array([*range(len(values) + 1)], pa.int32()), keys, values)
+
+
+def _struct_of(kind: pa.DataType) -> pa.StructType:
+    """With its fields in another order than `_struct`."""
+    return pa.struct([("x", kind), ("nothing", pa.string()), ("more", pa.int64())])
+
+
+WITHIN: dict[str, Callable[[pa.Array, pa.DataType], tuple[pa.Array, pa.DataType]]] = {
+    "itself": lambda values, kind: (values, kind),
+    "dictionary": lambda values, kind: (values.dictionary_encode(), kind),
+    "list": lambda values, kind: (_list(values), pa.list_(kind)),
+    "fixed list": lambda values, kind: (pa.FixedSizeListArray.from_arrays(values, 1), pa.list_(kind)),
+    "struct": lambda values, kind: (_struct(values), _struct_of(kind)),
+    "map": lambda values, kind: (_map(values), pa.map_(pa.string(), kind)),
+    "list of structs": lambda values, kind: (_list(_struct(values)), pa.list_(_struct_of(kind))),
+}
+"""Values within something, and the type of the column that is to take it."""
+
+
 CHANGED = [
     (pa.int32(), 1.5),
     (pa.int64(), Decimal("3.5")),
@@ -96,11 +127,17 @@ def test_what_a_column_can_hold_is_taken(kind: pa.DataType, value: object) -> No
         (pa.decimal128(6, 2), pa.array([7.0, 1.239])),
         (pa.float32(), pa.array([1.0, 1e300])),
         (pa.int32(), pa.array([1.0, 1.5])),
+        (pa.date32(), pa.array([datetime(2026, 1, 1), datetime(2026, 1, 1, 3)])),  # noqa: DTZ001
+        (pa.date32(), pa.array([0, 3600_000_000], pa.timestamp("us", "UTC"))),
     ],
 )
-def test_a_column_of_arrow_that_would_be_changed_is_refused(kind: pa.DataType, source: pa.Array) -> None:
+@pytest.mark.parametrize("within", ["itself", "dictionary", "list", "fixed list", "struct", "map", "list of structs"])
+def test_a_column_of_arrow_that_would_be_changed_is_refused(kind: pa.DataType, source: pa.Array, within: str) -> None:
+    rows, column = WITHIN[within](source, kind)
     with pytest.raises(SchemaMismatchError, match="row 1 does not fit"):
-        conformed(pa.table({"c": source}), view_of(pa.schema([("c", kind)])))
+        conformed(pa.table({"c": rows}), view_of(pa.schema([("c", column)])))
+    whole, _ = WITHIN[within](source.slice(0, 1), kind)
+    assert conformed(pa.table({"c": whole}), view_of(pa.schema([("c", column)])))
 
 
 def test_send_takes_a_topic_that_was_made_again_without_columns(cluster: FakeCluster) -> None:

@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_broker.errors import InvalidSchemaError, SchemaMismatchError
+from spark_broker.protocol.casts import cast, first_refused, is_any_list
 
 MAX_SCHEMA_BYTES = 1024 * 1024
 MAX_NESTING = 32
@@ -123,71 +123,12 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if not _castable(column.type, field.type):
         raise SchemaMismatchError(f"column {field.name!r} is {column.type}; the topic's schema has {field.type}")
     try:
-        return _kept(column, field.type)
+        return cast(column, field.type)
     except (pa.ArrowException, ValueError) as error:
-        row = _first_refused(column, field.type)
+        row = first_refused(column, field.type)
         raise SchemaMismatchError(
             f"column {field.name!r} is {column.type} and row {row} does not fit the topic's {field.type}: {error}"
         ) from None
-
-
-def _kept(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column cast. Arrow's safe casts round a float to a decimal, make it infinite, and take the time of day from
-    an instant that becomes a date: that is refused, too, also within lists, maps and structs.
-    """
-    result = column.cast(kind, safe=True)
-    _check_values(column, result)
-    return result
-
-
-def _check_values(before: pa.Array, after: pa.Array) -> None:
-    """Raises ArrowInvalid where a cast has made another value."""
-    if before.type == after.type:
-        return
-    if pa.types.is_dictionary(before.type):
-        before = before.dictionary_decode()
-    source, target = before.type, after.type
-    if pa.types.is_struct(source):
-        made = {field.name: values for field, values in zip(target, after.flatten(), strict=True)}
-        for field, values in zip(source, before.flatten(), strict=True):
-            _check_values(values, made[field.name])
-    elif pa.types.is_map(source):
-        _check_values(_entries(before), _entries(after))
-    elif _is_any_list(source):
-        _check_values(before.flatten(), after.flatten())
-    elif (changed := _changed(before, after)) is not None and pc.any(changed).as_py():
-        raise pa.ArrowInvalid(f"{target} cannot hold the value")
-
-
-def _entries(column: pa.MapArray) -> pa.Array:
-    """Keys and values of all maps, in their order."""
-    pairs = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
-    return pa.ListArray.from_arrays(column.offsets, pairs).flatten()
-
-
-def _changed(before: pa.Array, after: pa.Array) -> pa.Array | None:
-    """Which values a safe cast has changed; None: Arrow refuses them itself."""
-    source, target = before.type, after.type
-    if pa.types.is_floating(source) and pa.types.is_float32(target):
-        return pc.and_(pc.is_inf(after), pc.is_finite(before))
-    rounds = pa.types.is_floating(source) and pa.types.is_decimal(target)
-    if rounds or (pa.types.is_timestamp(source) and pa.types.is_date(target)):
-        return pc.not_equal(after.cast(source), before)
-    return None
-
-
-def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
-    """The first row that the cast refuses, in a column that it refuses."""
-    low, high = 0, len(column)  # rows before `low` can be cast; one from `low` to `high` (exclusive) cannot
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            # A slice of a list has all its values, also those of other rows, and Arrow casts them all.
-            _kept(column.take(pa.array(range(low, middle))), kind)
-            low = middle
-        except (pa.ArrowException, ValueError):
-            high = middle
-    return low
 
 
 def nearest(name: str, names: list[str]) -> str:
@@ -201,7 +142,7 @@ def _castable(source: pa.DataType, target: pa.DataType) -> bool:
         return _castable(source.value_type, target)
     if pa.types.is_null(source):
         return True
-    if _is_any_list(source) and pa.types.is_list(target):
+    if is_any_list(source) and pa.types.is_list(target):
         return _castable(source.value_type, target.value_type)
     if pa.types.is_map(source) and pa.types.is_map(target):
         return _castable(source.key_type, target.key_type) and _castable(source.item_type, target.item_type)
@@ -235,17 +176,6 @@ _BINARY: tuple[Callable[[pa.DataType], bool], ...] = (
 )
 
 
-def _is_any_list(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_list,
-        pa.types.is_large_list,
-        pa.types.is_fixed_size_list,
-        pa.types.is_list_view,
-        pa.types.is_large_list_view,
-    )
-    return any(test(kind) for test in tests)
-
-
 def _check_names(names: list[str], where: str) -> None:
     # Spark resolves columns without regard to case: two that differ only in case could not be queried.
     seen: set[str] = set()
@@ -262,7 +192,7 @@ def _stored_type(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
         raise InvalidSchemaError(f"column {path.split('.', maxsplit=1)[0]!r} nests deeper than {MAX_NESTING}")
     if isinstance(kind, pa.BaseExtensionType):
         return _stored_type(kind.storage_type, path, depth)
-    if _is_any_list(kind):
+    if is_any_list(kind):
         return pa.list_(_stored_type(kind.value_type, f"{path}.element", depth + 1))
     if pa.types.is_map(kind):
         key = _stored_type(kind.key_type, f"{path}.key", depth + 1)

@@ -69,6 +69,11 @@ def _list(values: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array([*range(len(values) + 1)], pa.int32()), values)
 
 
+def _view(values: pa.Array) -> pa.ListViewArray:
+    offsets, sizes = pa.array([*range(len(values))], pa.int32()), pa.array([1] * len(values), pa.int32())
+    return pa.ListViewArray.from_arrays(offsets, sizes, values)
+
+
 def _map(values: pa.Array) -> pa.MapArray:
     keys = pa.array(["k"] * len(values))
     return pa.MapArray.from_arrays(pa.array([*range(len(values) + 1)], pa.int32()), keys, values)
@@ -84,6 +89,7 @@ WITHIN: dict[str, Callable[[pa.Array, pa.DataType], tuple[pa.Array, pa.DataType]
     "dictionary": lambda values, kind: (values.dictionary_encode(), kind),
     "list": lambda values, kind: (_list(values), pa.list_(kind)),
     "fixed list": lambda values, kind: (pa.FixedSizeListArray.from_arrays(values, 1), pa.list_(kind)),
+    "list view": lambda values, kind: (_view(values), pa.list_(kind)),
     "struct": lambda values, kind: (_struct(values), _struct_of(kind)),
     "map": lambda values, kind: (_map(values), pa.map_(pa.string(), kind)),
     "list of structs": lambda values, kind: (_list(_struct(values)), pa.list_(_struct_of(kind))),
@@ -131,7 +137,7 @@ def test_what_a_column_can_hold_is_taken(kind: pa.DataType, value: object) -> No
         (pa.date32(), pa.array([0, 3600_000_000], pa.timestamp("us", "UTC"))),
     ],
 )
-@pytest.mark.parametrize("within", ["itself", "dictionary", "list", "fixed list", "struct", "map", "list of structs"])
+@pytest.mark.parametrize("within", WITHIN)
 def test_a_column_of_arrow_that_would_be_changed_is_refused(kind: pa.DataType, source: pa.Array, within: str) -> None:
     rows, column = WITHIN[within](source, kind)
     with pytest.raises(SchemaMismatchError, match="row 1 does not fit"):

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from spark_broker.protocol.arrays import from_numpy, to_numpy
 
-
 _VALUES_MAX = 2**31 - 1
 
 
@@ -29,37 +28,40 @@ def is_any_list(kind: pa.DataType) -> bool:
 
 def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The column cast. Raises ArrowInvalid for a value that the type does not hold, however deep it is."""
-    plain = _without_views(column)
+    plain = _plain(column)
     result = plain.cast(kind, safe=True)
     _check_values(plain, result)
     return result
 
 
-def _without_views(column: pa.Array) -> pa.Array:
-    """The same values, in lists instead of list views, however deep they are."""
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values, however deep they are: in lists instead of list views, and as an extension type stores them."""
     kind = column.type
-    if not _has_views(kind):
+    if not _is_wrapped(kind):
         return column
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(column.storage)
     absent = column.is_null()
     if pa.types.is_struct(kind):
-        fields = [_without_views(values) for values in column.flatten()]
+        fields = [_plain(values) for values in column.flatten()]
         return pa.StructArray.from_arrays(fields, names=[field.name for field in kind], mask=absent)
     if pa.types.is_map(kind):
         bounds = to_numpy(column.offsets)
         first, count = bounds[0], bounds[-1] - bounds[0]
-        items = _without_views(column.items.slice(first, count))
+        items = _plain(column.items.slice(first, count))
         return pa.MapArray.from_arrays(from_numpy(bounds - first), column.keys.slice(first, count), items, mask=absent)
     lengths = to_numpy(pc.fill_null(pc.list_value_length(column), 0))
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     if offsets[-1] > _VALUES_MAX:
         raise pa.ArrowInvalid(f"{offsets[-1]} values are more than the lists of one batch take")
-    return pa.ListArray.from_arrays(from_numpy(offsets.astype(np.int32)), _without_views(column.flatten()), mask=absent)
+    return pa.ListArray.from_arrays(from_numpy(offsets.astype(np.int32)), _plain(column.flatten()), mask=absent)
 
 
-def _has_views(kind: pa.DataType) -> bool:
-    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    return is_view or any(_has_views(kind.field(index).type) for index in range(kind.num_fields))
+def _is_wrapped(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return True
+    return any(_is_wrapped(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _check_values(before: pa.Array, after: pa.Array) -> None:

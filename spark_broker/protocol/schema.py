@@ -140,6 +140,8 @@ def _castable(source: pa.DataType, target: pa.DataType) -> bool:
     """Only casts within a family: Arrow would also parse numbers from text, or take integers for instants."""
     if pa.types.is_dictionary(source):
         return _castable(source.value_type, target)
+    if isinstance(source, pa.BaseExtensionType):
+        return _castable(source.storage_type, target)
     if pa.types.is_null(source):
         return True
     if is_any_list(source) and pa.types.is_list(target):

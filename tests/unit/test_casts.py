@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_broker.protocol.casts import cast
+from spark_broker.protocol.schema import conform, normalize_schema
 
 LISTS = st.lists(st.none() | st.lists(st.none() | st.floats(width=32, allow_nan=False), max_size=3), max_size=5)
 SHAPES = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view]
@@ -44,3 +46,25 @@ def test_a_view_whose_values_lie_in_another_order() -> None:
     offsets, sizes = pa.array([2, 0], pa.int32()), pa.array([1, 2], pa.int32())
     column = pa.ListViewArray.from_arrays(offsets, sizes, pa.array([1.0, 2.0, 3.0]))
     assert cast(column, pa.list_(pa.float32())).to_pylist() == [[3.0], [1.0, 2.0]]
+
+
+UUIDS = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef", None], pa.binary(16)))
+EXTENSIONS = [
+    UUIDS,
+    pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", None])),
+    pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), UUIDS),
+    pa.StructArray.from_arrays([UUIDS], ["id"]),
+    pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3, 2))),
+]
+
+
+@pytest.mark.parametrize("column", EXTENSIONS, ids=lambda column: str(column.type))
+def test_a_topic_takes_what_its_schema_was_made_of(column: pa.Array) -> None:
+    """Story: a topic that was created with the schema of a table with uuids refused the table."""
+    table = pa.table({"c": column})
+    schema = normalize_schema(table.schema)
+    (batch,) = table.to_batches()
+    made = conform(batch, schema)
+    made.validate(full=True)
+    assert made.schema == schema
+    assert conform(batch.slice(1), schema).column(0).to_pylist() == made.column(0).to_pylist()[1:]

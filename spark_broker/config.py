@@ -365,6 +365,11 @@ class ClusterConfig(Config):
     offsets_topic_replication_factor: int = setting(
         3, "Replication factor of __consumer_offsets; with fewer brokers it is their number.", at_least(1)
     )
+    offsets_topic_segment_bytes: int = setting(
+        104_857_600,
+        "segment.bytes of __consumer_offsets, when it is first made. A group's commit has to fit into a segment.",
+        between(1024, INT32_MAX),
+    )
     offsets_retention_minutes: int = setting(
         7 * 24 * 60,
         "Forget the offsets of a group that has had no member, and has committed nothing, for this long.",
@@ -388,6 +393,9 @@ class ClusterConfig(Config):
     )
     transaction_state_log_min_isr: int = setting(
         2, "min.insync.replicas of __transaction_state, when it is first made.", at_least(1)
+    )
+    transaction_state_log_segment_bytes: int = setting(
+        104_857_600, "segment.bytes of __transaction_state, when it is first made.", between(1024, INT32_MAX)
     )
     transaction_max_timeout_ms: int = setting(
         900_000, "Largest transaction.timeout.ms that a client may ask for.", between(1, INT32_MAX)

@@ -268,7 +268,7 @@ class Controller(Machine[ControllerStanding]):
         if event.accept_older_metadata:
             self._note("metadata that may be older than what brokers have seen is accepted", expected=False)
             self._apply(lineage.accept(self.image), "older metadata is accepted", leaderless_expected=True)
-        self._apply(topics.compact_internal(self.image), "internal topics are compacted")
+        self._apply(topics.complete_internal(self.image, self._settings), "internal topics have what they need")
         self._absences.all_left(self.image, now_ms)
 
     def _tick(self, now_ms: int) -> None:

@@ -103,10 +103,11 @@ def accept(image: MetadataImage) -> Sequence[MetadataRecord]:
     No replica is known to be complete then, so every partition waits until all its replicas were compared
     (`unclean.recover`). Offsets of the metadata go on above those that clients have seen: they take a broker with lower
     ones for one that lags behind. Leader epochs go on above those that the lost records may have given out: an epoch
-    and an offset must never name two batches.
+    and an offset must never name two batches. So do producer ids: brokers may not have saved what they were given.
     """
     beyond = OffsetRecord(image.next_offset + NUMBERS_SPARED)
-    return [OlderMetadataRecord(image.controller_epoch), beyond, *_compare_all(image)]
+    ids = ProducerIdsRecord(image.next_producer_id + NUMBERS_SPARED)
+    return [OlderMetadataRecord(image.controller_epoch), beyond, ids, *_compare_all(image)]
 
 
 def _compare_all(image: MetadataImage) -> Iterable[PartitionChangeRecord]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_broker.config import ClusterSettings
+from spark_broker.config import ClusterSettings, TopicConfig
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
@@ -154,14 +154,7 @@ def internal_topic_request(
     if image.topic(name) is not None:
         return None
     cluster = settings.cluster
-    # Retention deletes none of their records. Batches are small and many, and every broker keeps the newest segment's
-    # index in memory.
-    config = {
-        "cleanup.policy": "compact",
-        "retention.ms": "-1",
-        "retention.bytes": "-1",
-        "segment.index.bytes": str(INTERNAL_INDEX_BYTES),
-    }
+    config = _internal_config(settings, name)
     partitions, factor = cluster.offsets_topic_num_partitions, cluster.offsets_topic_replication_factor
     if name == TRANSACTION_STATE_TOPIC:
         partitions = cluster.transaction_state_log_num_partitions
@@ -177,14 +170,37 @@ def internal_topic_request(
     )
 
 
-def compact_internal(image: MetadataImage) -> list[MetadataRecord]:
-    """Earlier versions made internal topics with cleanup.policy=delete, and shortened them themselves."""
-    topics = (image.topic(name) for name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC))
-    return [
-        TopicConfigRecord(topic.topic_id, {**topic.config, "cleanup.policy": "compact"})
-        for topic in topics
-        if topic is not None and topic.config.get("cleanup.policy") != "compact"
-    ]
+def _internal_config(settings: ClusterSettings, name: str) -> dict[str, str]:
+    """What is set for an internal topic, whatever the defaults of the cluster's topics are: coordinators must be able
+    to append what they decide. Retention deletes none of their records. Batches are small and many, and every broker
+    keeps the newest segment's index in memory.
+    """
+    cluster, segment_bytes = settings.cluster, settings.cluster.offsets_topic_segment_bytes
+    if name == TRANSACTION_STATE_TOPIC:
+        segment_bytes = cluster.transaction_state_log_segment_bytes
+    return {
+        "cleanup.policy": "compact",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "segment.bytes": str(segment_bytes),
+        "segment.index.bytes": str(INTERNAL_INDEX_BYTES),
+        "max.message.bytes": str(TopicConfig().max_message_bytes),
+    }
+
+
+def complete_internal(image: MetadataImage, settings: ClusterSettings) -> list[MetadataRecord]:
+    """Earlier versions made internal topics with cleanup.policy=delete, and with the sizes that are the default."""
+    records: list[MetadataRecord] = []
+    for name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
+        topic = image.topic(name)
+        if topic is not None:
+            wanted = _internal_config(settings, name)
+            stored = stored_config(settings.topic, wanted)
+            missing = {setting: stored[setting] for setting in wanted if setting in stored}
+            config = {**missing, **topic.config, "cleanup.policy": "compact"}
+            if config != topic.config:
+                records.append(TopicConfigRecord(topic.topic_id, config))
+    return records
 
 
 def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:

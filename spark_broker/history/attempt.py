@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.errors import StaleMetadataError
 from spark_broker.history.plan import (
     HistoryState,
     PartitionLog,
@@ -76,6 +77,9 @@ class Attempt:
         recorded = recorded_history(self._topic)
         snapshot = yield from ask(ReadTable(recorded.version))
         history = recover(recorded, snapshot)
+        if len(history.ends) > len(self._topic.partitions):
+            here, there = len(self._topic.partitions), len(history.ends)
+            raise StaleMetadataError(f"{self._topic.name} has {here} partitions here, and {there} in its table")
         marks: Sequence[HistoryMark] = () if snapshot is None else snapshot.marks
         if snapshot is not None and history.version > recorded.version:
             history, marks = yield from self._recovered(recorded, snapshot.commits[history.version], history)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from spark_broker.errors import HistoryConflictError, StaleControllerEpochError
+from spark_broker.errors import HistoryConflictError, StaleControllerEpochError, StaleMetadataError
 from spark_broker.history.plan import HistoryState, TableCommit, TableSnapshot, TieringRange, Written
 from spark_broker.protocol.messages import ListedOffset
 
@@ -17,8 +17,8 @@ class ConflictError(Exception):
     """Somebody else changed the table meanwhile, or cancelled the job. Nothing of ours was committed: start over."""
 
 
-START_OVER = (ConflictError, HistoryConflictError, StaleControllerEpochError)
-"""Errors of a step after which another try may succeed, with the topic as it is known then."""
+START_OVER = (ConflictError, HistoryConflictError, StaleControllerEpochError, StaleMetadataError)
+"""Errors of a try after which another try may succeed, with the topic as it is known then."""
 
 
 @dataclass(eq=False)

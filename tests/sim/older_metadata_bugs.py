@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -10,7 +10,7 @@ import pytest
 
 from spark_broker.controller import lineage
 from spark_broker.controller.image import MetadataImage
-from spark_broker.controller.records import PartitionChangeRecord
+from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord, ProducerIdsRecord
 from tests.sim import bugs
 from tests.sim.kinds import has_older_metadata
 
@@ -49,7 +49,23 @@ def give_leader_epochs_twice(patch: Patch) -> None:
     patch.setattr(lineage, "_compare_all", buggy)
 
 
+def _accept_without_ids(patch: Patch) -> None:
+    accept = lineage.accept
+
+    def buggy(image: MetadataImage) -> Sequence[MetadataRecord]:
+        return [record for record in accept(image) if not isinstance(record, ProducerIdsRecord)]
+
+    patch.setattr(lineage, "accept", buggy)
+
+
 @bug()
 def give_numbers_twice(patch: Patch) -> None:
     """Producer ids, launches and offsets of the metadata go on where the copy has them."""
     patch.setattr(lineage, "beyond", lambda *_: ())
+    _accept_without_ids(patch)
+
+
+@bug(quick=False)
+def give_ids_twice_that_no_broker_has_saved(patch: Patch) -> None:
+    """An accepted copy goes on with producer ids above those that brokers have saved, and no further."""
+    _accept_without_ids(patch)

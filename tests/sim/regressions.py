@@ -386,4 +386,22 @@ REGRESSIONS = [
         found="an fsync that failed while a log was opened anew counted as a bug of ours",
         mended="broker/replica_files.py",
     ),
+    Regression(
+        seed=160008397,
+        events=500,
+        found="older metadata that was accepted twice gave out the same producer ids: no broker had saved them",
+        mended="controller/lineage.py",
+    ),
+    Regression(
+        seed=160005630,
+        events=500,
+        found="a try to tier failed on a bug where the table had a partition that its metadata lacked",
+        mended="history/attempt.py",
+    ),
+    Regression(
+        seed=160007457,
+        events=500,
+        found="a group's commits did not fit into a segment of the size that is the default of topics, for good",
+        mended="controller/topics.py",
+    ),
 ]

@@ -14,6 +14,7 @@ from spark_broker.history.attempt import Attempt, TieredTopic
 from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, Written
 from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import (
+    START_OVER,
     AppendRecords,
     CompareWithLogs,
     Confirm,
@@ -123,6 +124,13 @@ def test_a_commit_that_nobody_recorded_is_compared_with_the_log_and_recorded_fir
     assert isinstance(confirm, Confirm)
     assert (confirm.history.version, confirm.history.ends) == (1, (30,))
     assert tiered.ends == (45,)
+
+
+def test_a_try_whose_metadata_lacks_a_partition_of_the_table_starts_over() -> None:
+    """Found by the simulator (seed 160005630): it failed on a bug."""
+    grown = TableCommit(5, 1, "another", (0, 0), (30, 10), (HistoryMark(7, (30, 10), (300, 100)),))
+    with pytest.raises(START_OVER, match="t has 1 partitions here, and 2 in its table"):
+        run(topic(20), TableSnapshot("table", 5, 1, {1: grown}), log(45))
 
 
 def test_the_table_is_cut_only_once_the_controller_has_decided_it() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from spark_broker.config import ClusterSettings
 from spark_broker.testing.simulation.bit_flips import with_bit_flips
 from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
 from spark_broker.testing.simulation.compaction import CompactionDraw
 from spark_broker.testing.simulation.disk_faults import with_disk_faults
-from spark_broker.testing.simulation.group_draw import GroupDraw
+from spark_broker.testing.simulation.group_draw import COMMIT_BYTES, GroupDraw
 from spark_broker.testing.simulation.long_polls import with_long_polls
 from spark_broker.testing.simulation.older_metadata import with_older_metadata
 from spark_broker.testing.simulation.sharing_draw import SharingDraw
@@ -57,9 +58,22 @@ class Draws:
             swarm = tiering.adapt(swarm)
         if sharing is not None:
             swarm = sharing.adapt(swarm)
+        swarm = _with_small_internal_segments(swarm)
         return Draws(swarm, transactions, groups, compaction, tiering, sharing)
 
     @staticmethod
     def by_hand(swarm: Swarm, groups: GroupDraw | None) -> Draws:
         """For a scene."""
-        return Draws(swarm if groups is None else groups.adapt(swarm), groups=groups)
+        swarm = swarm if groups is None else groups.adapt(swarm)
+        return Draws(_with_small_internal_segments(swarm), groups=groups)
+
+
+def _with_small_internal_segments(swarm: Swarm) -> Swarm:
+    """Internal topics roll as often as others, but a commit fits into a segment."""
+    cluster, segment_bytes = swarm.settings.cluster, swarm.settings.topic.segment_bytes
+    cluster = replace(
+        cluster,
+        offsets_topic_segment_bytes=max(segment_bytes, COMMIT_BYTES),
+        transaction_state_log_segment_bytes=segment_bytes,
+    )
+    return replace(swarm, settings=ClusterSettings(cluster=cluster, topic=swarm.settings.topic))

@@ -118,6 +118,9 @@ class SimTierer(Client):
             return
         except TieringStoppedError as error:
             raise ViolationError("tiering goes on", f"{self}: {error.message}", self._topic.name) from error
+        except START_OVER as error:
+            self._failed(error)
+            return
         self._later(self._tiering.draw.step_ms, type(step).__name__, lambda: self._carry_out(step))
 
     def _ended(self, why: str) -> None:

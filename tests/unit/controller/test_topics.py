@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.config import TopicConfig
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.controller.records import TopicConfigRecord
 from spark_broker.controller.topic_config import altered_config
 from spark_broker.controller.topics import MAX_PARTITIONS
@@ -233,13 +234,13 @@ def test_producer_ids_are_given_out_once(cluster: Cluster) -> None:
     assert len(ids) == len(set(ids)) == 3000
 
 
-@pytest.mark.parametrize(
-    ("name", "ensure"),
-    [
-        (CONSUMER_OFFSETS_TOPIC, EnsureOffsetsTopicRequest()),
-        (TRANSACTION_STATE_TOPIC, EnsureTransactionsTopicRequest()),
-    ],
-)
+INTERNAL = [
+    (CONSUMER_OFFSETS_TOPIC, EnsureOffsetsTopicRequest()),
+    (TRANSACTION_STATE_TOPIC, EnsureTransactionsTopicRequest()),
+]
+
+
+@pytest.mark.parametrize(("name", "ensure"), INTERNAL)
 def test_an_internal_topic_of_an_earlier_version_is_compacted_from_the_next_controller_on(
     name: str, ensure: EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest
 ) -> None:
@@ -251,3 +252,26 @@ def test_an_internal_topic_of_an_earlier_version_is_compacted_from_the_next_cont
     earlier = TopicConfigRecord(made.topic_id, {**made.config, "cleanup.policy": "delete"})
     later = Cluster(cluster.image.apply([earlier])).topic(name)
     assert dict(later.config) == dict(made.config)
+
+
+@pytest.mark.parametrize(("name", "ensure"), INTERNAL)
+def test_an_internal_topic_takes_what_coordinators_append_whatever_the_defaults_of_topics_are(
+    name: str, ensure: EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest
+) -> None:
+    """Story: with segment.bytes=2560 as the cluster's default, a group's commits did not fit, for good."""
+
+    def small(image: MetadataImage = EMPTY_IMAGE) -> Cluster:
+        return Cluster(image, segment_bytes=2560, max_message_bytes=2000)
+
+    cluster = small()
+    cluster.start_brokers(3)
+    cluster.call(ensure)
+    config = TopicConfig.parse(dict(cluster.topic(name).config))
+    assert (config.segment_bytes, config.max_message_bytes) == (100 << 20, TopicConfig().max_message_bytes)
+    earlier = {**cluster.topic(name).config, "segment.bytes": "2560", "max.message.bytes": "2000"}
+    image = cluster.image.apply([TopicConfigRecord(cluster.topic(name).topic_id, earlier)])
+    assert dict(small(image).topic(name).config) == earlier, "what is set for the topic stays"
+    del earlier["segment.bytes"]
+    image = cluster.image.apply([TopicConfigRecord(cluster.topic(name).topic_id, earlier)])
+    later = TopicConfig.parse(dict(small(image).topic(name).config))
+    assert later.segment_bytes == 100 << 20

@@ -423,7 +423,7 @@ def _batches_ms(rows: DataFrame, checkpoint: Path, size: int, count: int) -> lis
     """How long each micro-batch of `size` rows took from trigger to trigger; the first ones warm up."""
     query = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
     try:
-        eventually(lambda: query.exception() or len(query.recentProgress) > count or not query.isActive, TIMEOUT_S)
+        eventually(lambda: query.exception() or len(query.recentProgress) >= count or not query.isActive, TIMEOUT_S)
         if (error := query.exception()) is not None:
             raise error
         progress = [each for each in query.recentProgress if each.numInputRows >= size * 0.9]

@@ -37,8 +37,8 @@ class ReadOptions:
     start: Bound
     end: Bound
     settings: ConsumerConfig
+    tasks: TaskRules
     latest_if_no_timestamp: bool = False
-    tasks: TaskRules = field(default_factory=lambda: TaskRules(TaskSize(1, 1)))
     include_headers: bool = False
     include_leader_epoch: bool = False
     fail_on_data_loss: bool = True

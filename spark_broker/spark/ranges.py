@@ -81,14 +81,15 @@ def tasks_of(
 def _packed(pieces: Sequence[OffsetRange], weights: Sequence[float], count: int, max_records: int) -> list[TaskRanges]:
     """The pieces in this many tasks of about the same weight. More, where one would have more than `max_records`."""
     tasks: list[list[OffsetRange]] = []
-    share, reached = sum(weights) / max(count, 1), 0.0
+    share, reached, records = sum(weights) / max(count, 1), 0.0, 0  # `records`: of the last task
     for index, (piece, end) in enumerate(zip(pieces, accumulate(weights), strict=True)):
         # The middle of the piece says to which share it belongs. The last pieces have a task each if they are needed.
         is_next = not tasks or (reached + end) / 2 >= len(tasks) * share or len(pieces) - index <= count - len(tasks)
-        if is_next or (max_records and sum(part.size for part in tasks[-1]) + piece.size > max_records):
+        if is_next or (max_records and records + piece.size > max_records):
             tasks.append([])
+            records = 0
         tasks[-1].append(piece)
-        reached = end
+        reached, records = end, records + piece.size
     return [tuple(task) for task in tasks]
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError, SchemaMismatchError
-from spark_broker.protocol.arrays import array_of, scalar_of, to_numpy
+from spark_broker.protocol.arrays import array_of, repeated, scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.schema import conform
 from spark_broker.times import LATEST_US
@@ -57,8 +57,7 @@ def conformed(data: object, topic: TopicView) -> Conformed:
     """
     if isinstance(data, pa.RecordBatch):
         return Conformed([with_timestamps(conform(data, topic.schema), topic)], divisible=False)
-    table = _to_table(data, topic.schema)
-    batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
+    batches = (batch for batch in _to_batches(data, topic.schema) if batch.num_rows)
     return Conformed([with_timestamps(conform(batch, topic.schema), topic) for batch in batches], divisible=True)
 
 
@@ -71,12 +70,17 @@ def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
         return batch
     index = batch.schema.get_field_index("timestamp")
     column = batch.column(index)
-    if column.null_count < len(column):
+    missing = column.null_count
+    if missing < len(column):
         _check_times(column)
-    if not column.null_count:
+    if not missing:
         return batch
-    now = scalar_of(time.time_ns() // 1000, column.type)
-    return batch.set_column(index, batch.schema.field(index), pc.fill_null(column, now))
+    now_us = time.time_ns() // 1000
+    if missing == len(column):
+        filled = repeated(now_us, len(column), column.type)
+    else:
+        filled = pc.fill_null(column, scalar_of(now_us, column.type))
+    return batch.set_column(index, batch.schema.field(index), filled)
 
 
 def _check_times(column: pa.Array) -> None:
@@ -120,15 +124,14 @@ def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> 
     return [part for piece in slices for part in within_size(piece, topic, divisible=True)]
 
 
-def _to_table(data: object, schema: pa.Schema) -> pa.Table:
+def _to_batches(data: object, schema: pa.Schema) -> Sequence[pa.RecordBatch]:
     try:
-        if isinstance(data, pa.Table):
-            return data
-        if _is_pandas_frame(data):
-            return pa.Table.from_pandas(data, preserve_index=False)
         if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
-            return _from_rows(data, schema)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            return (_from_rows(data, schema),)
+        table = pa.Table.from_pandas(data, preserve_index=False) if _is_pandas_frame(data) else data
+        if isinstance(table, pa.Table):
+            return tuple(table.combine_chunks().to_batches())
+    except _NO_ARRAY as error:
         raise InvalidDataError(f"the data does not become a table: {error}") from None
     raise InvalidDataError(
         f"{type(data).__name__} is not a RecordBatch, Table, pandas frame, list of dicts or Arrow stream",
@@ -143,13 +146,13 @@ def _is_pandas_frame(data: object) -> bool:
     )
 
 
-def _from_rows(rows: Sequence[object], schema: pa.Schema) -> pa.Table:
+def _from_rows(rows: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
     wrong = next((number for number, row in enumerate(rows) if not isinstance(row, dict)), None)
     if wrong is not None:
         raise InvalidDataError(f"row {wrong} is {type(rows[wrong]).__name__}, not a dict")
     dicts = cast("Sequence[dict[str, object]]", rows)
     _check_names(dicts, schema)
-    return pa.Table.from_arrays([_column(dicts, field) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([_column(dicts, field) for field in schema], schema=schema)
 
 
 def _column(rows: Sequence[dict[str, object]], field: pa.Field) -> pa.Array:

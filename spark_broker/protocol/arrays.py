@@ -8,9 +8,12 @@ that they do not know go to `pa.array`: the result and the errors are always tho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from datetime import datetime, time
 from decimal import Decimal
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +22,7 @@ import pyarrow as pa
 
 from spark_broker.times import to_us
 
-_MAX_OFFSET = 2**31 - 1
+_BITS = 64
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MICROSECONDS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
 _TYPES: dict[str, pa.DataType] = {
@@ -30,6 +33,9 @@ _TYPES: dict[str, pa.DataType] = {
 """Arrow's types by the names of numpy's."""
 
 _DTYPES = {kind: np.dtype(name) for name, kind in _TYPES.items()}
+
+_KEPT_ROWS = 16
+"""Arrays of nulls that are not longer are made once for each type."""
 
 
 class _UnknownValuesError(TypeError):
@@ -92,6 +98,21 @@ def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
     return array_of([value], kind)[0]
 
 
+def nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """`pa.nulls(count, kind)`."""
+    return _few_nulls(count, kind) if count <= _KEPT_ROWS else pa.nulls(count, kind)
+
+
+@lru_cache(maxsize=256)
+def _few_nulls(count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind)
+
+
+def repeated(number: int, count: int, kind: pa.DataType) -> pa.Array:
+    """So many times this number, of a type of 64 bits. Raises OverflowError for one that does not fit into them."""
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(array("q", (number,)) * count)])
+
+
 def from_numpy(values: npt.NDArray[Any]) -> pa.Array:
     """One-dimensional integers or floats as an array of the same type, without a copy. No value is null."""
     values = np.ascontiguousarray(values)
@@ -120,9 +141,11 @@ def _build(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     valid = None
     if type(None) in types:
         types.discard(type(None))
+        if not types:
+            return nulls(len(values), kind)
         valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
     if not types:
-        return pa.nulls(len(values), kind)
+        return nulls(0, kind)
     for accepted_types, is_kind, build in _BUILDERS:
         if types <= accepted_types and is_kind(kind):
             return build(values, kind, None if valid is None else _bitmap(valid))
@@ -135,8 +158,7 @@ def _bitmap(bits: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 def _bytes(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     parts = cast("list[bytes]", [b"" if value is None else value for value in values])
-    offsets = pa.py_buffer(_offsets(map(len, parts), len(parts)))
-    return pa.Array.from_buffers(kind, len(parts), [valid, offsets, pa.py_buffer(b"".join(parts))])
+    return pa.Array.from_buffers(kind, len(parts), [valid, _offsets(parts), pa.py_buffer(b"".join(parts))])
 
 
 def _text(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
@@ -144,12 +166,9 @@ def _text(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) 
     return _bytes([None if text is None else text.encode() for text in texts], kind, valid)
 
 
-def _offsets(lengths: Iterable[int], count: int) -> npt.NDArray[np.int32]:
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
-    if offsets[-1] > _MAX_OFFSET:
-        raise _UnknownValuesError(f"{offsets[-1]} bytes or elements in one array")
-    return offsets.astype(np.int32)
+def _offsets(parts: Iterable[Sized]) -> pa.Buffer:
+    """Raises OverflowError where they are too many bytes or elements for one array."""
+    return pa.py_buffer(array("i", accumulate(map(len, parts), initial=0)))
 
 
 def _booleans(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
@@ -158,7 +177,11 @@ def _booleans(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | No
 
 
 def _integers(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
-    return _numbers(np.array([0 if value is None else value for value in values], np.int64), kind, valid)
+    """Raises OverflowError for one that does not fit into 64 bits."""
+    numbers = array("q", cast("Sequence[int]", values if valid is None else [value or 0 for value in values]))
+    if kind.bit_width == _BITS:
+        return pa.Array.from_buffers(kind, len(numbers), [valid, pa.py_buffer(numbers)])
+    return _numbers(np.frombuffer(numbers, np.int64), kind, valid)
 
 
 def _floats(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
@@ -180,9 +203,8 @@ def _numbers(numbers: npt.NDArray[Any], kind: pa.DataType, valid: pa.Buffer | No
 
 def _lists(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     lists = cast("list[Sequence[object]]", [() if value is None else value for value in values])
-    offsets = pa.py_buffer(_offsets(map(len, lists), len(lists)))
     elements = array_of([element for values in lists for element in values], kind.value_type)
-    return pa.Array.from_buffers(kind, len(lists), [valid, offsets], children=[elements])
+    return pa.Array.from_buffers(kind, len(lists), [valid, _offsets(lists)], children=[elements])
 
 
 def _structs(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:

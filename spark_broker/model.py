@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from html import escape
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import pairwise, starmap
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from spark_broker.errors import RecordNotShowableError
 from spark_broker.times import from_us, shown
@@ -439,14 +439,24 @@ class ConsumedBatch:
                 yield from records
 
     def _shown(self) -> list[ConsumedRecord]:
-        times = self.timestamps.cast("int64").to_pylist()
-        rows = self.data.to_pylist()
-        record = _typed_record if self.typed else _kafka_record
-        topic, partition = self.topic, self.partition
-        return [
-            record(topic, partition, offset, from_us(time_us), row)
-            for offset, row, time_us in zip(self.offsets.tolist(), rows, times, strict=True)
-        ]
+        rows = self.data.num_rows
+        headers: list[tuple[tuple[str, bytes | None], ...]]
+        if self.typed:
+            keys, values, headers = [None] * rows, self.data.to_pylist(), [()] * rows
+        else:
+            keys, values = self._column("key"), self._column("value")
+            headers = [_pairs(of) if of else () for of in self._column("headers")]
+        times = map(from_us, self.timestamps.cast("int64").to_pylist())
+        topics, partitions = [self.topic] * rows, [self.partition] * rows
+        columns = zip(topics, partitions, self.offsets.tolist(), times, keys, values, headers, strict=True)
+        return list(starmap(ConsumedRecord, columns))
+
+    def _column(self, name: str) -> list[Any]:
+        """A column's values; nulls, where the consumer did not ask for it."""
+        index = self.data.schema.get_field_index(name)
+        if index < 0 or (column := self.data.column(index)).null_count == len(column):
+            return [None] * self.data.num_rows
+        return cast("list[Any]", column.to_pylist())
 
     def _shown_alone(self) -> ConsumedRecord:
         """The record of a batch of one. Raises RecordNotShowableError, which names its offset and the column."""
@@ -467,16 +477,8 @@ def _is_showable(column: pa.Array) -> bool:
     return True
 
 
-def _typed_record(
-    topic: str, partition: int, offset: int, timestamp: datetime, row: dict[str, object]
-) -> ConsumedRecord:
-    return ConsumedRecord(topic, partition, offset, timestamp, None, row, ())
-
-
-def _kafka_record(topic: str, partition: int, offset: int, timestamp: datetime, row: dict[str, Any]) -> ConsumedRecord:
-    """`row` lacks the columns that the consumer did not ask for."""
-    headers = tuple((header["key"], header["value"]) for header in row.get("headers") or ())
-    return ConsumedRecord(topic, partition, offset, timestamp, row.get("key"), row.get("value"), headers)
+def _pairs(headers: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((header["key"], header["value"]) for header in headers)
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

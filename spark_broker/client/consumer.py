@@ -296,7 +296,7 @@ class Consumer(OfOneProcess):
         """Under the lock. None: the consumer was closed, or only offsets without records were passed, or partitions
         come or go first.
         """
-        idle = Deadline.after_ms(ERROR_AFTER_S * 1000)
+        idle = None
         while not self._machine.closed and (self._group is None or not self._rebalancing.comes_first()):
             try:
                 record, has_room = self._machine.next_record()
@@ -310,6 +310,7 @@ class Consumer(OfOneProcess):
             due_in_s = self._committing.due_in_s()
             if due_in_s == 0:
                 return None
+            idle = idle or Deadline.after_ms(ERROR_AFTER_S * 1000)
             if idle.expired or self._machine.stands_still:
                 self._machine.raise_error()
             soon_s = ERROR_AFTER_S if self._machine.errors() else LONGEST_WAIT_S

@@ -72,11 +72,3 @@ def raise_first(partitions: Partitions, topics: TopicErrors) -> None:
     for position in partitions.values():
         if position.error is not None and not position.paused:
             raise again(position.error)
-
-
-def raise_truncation(partitions: Partitions) -> None:
-    """Raises, once, that a log was truncated below what was read, and moves the position to where it diverges."""
-    for position in partitions.values():
-        error = position.notify_truncation() if position.truncation is not None else None
-        if error is not None:
-            raise error

@@ -166,6 +166,8 @@ class ConsumerMachine:
     def _forget(self, tp: TopicPartition) -> None:
         self.leaders.break_fetch(tp)
         position = self.partitions.pop(tp)
+        if self._turn is position:
+            self._turn = None
         position.generation += 1
         self._generation = max(self._generation, position.generation)
         self._commits.known.pop(tp, None)
@@ -262,7 +264,7 @@ class ConsumerMachine:
         """
         self._raise_at_once()
         position = self._turn
-        if position is None or not position.is_inside_a_batch or not self._is_readable(position):
+        if position is None or not position.is_inside_a_batch or not self._may_hand_out(position):
             position = self._turn = self._next_turn()
         if position is None:
             return None, False
@@ -273,13 +275,10 @@ class ConsumerMachine:
     def _next_turn(self) -> PartitionPosition | None:
         while self._turns:
             position = self._turns.popleft()
-            if position.buffer and self._is_readable(position):
+            if position.buffer and self.partitions.get(position.tp) is position and self._may_hand_out(position):
                 return position
         self._turns.extend(p for p in self.partitions.values() if p.buffer and self._may_hand_out(p))
         return self._turns.popleft() if self._turns else None
-
-    def _is_readable(self, position: PartitionPosition) -> bool:
-        return self.partitions.get(position.tp) is position and self._may_hand_out(position)
 
     @property
     def stands_still(self) -> bool:
@@ -297,7 +296,11 @@ class ConsumerMachine:
 
     def _raise_at_once(self) -> None:
         """Raises what concerns the whole consumer, and that a log was truncated: what was read is not there."""
-        consumer_errors.raise_truncation(self.partitions)
+        while self.leaders.truncated:  # Before each record: no loop over all partitions.
+            position = self.leaders.truncated.popleft()
+            error = position.notify_truncation() if self.partitions.get(position.tp) is position else None
+            if error is not None:
+                raise error
         failure = self.failure
         if failure is None and self.group is not None:
             failure = self.group.take_failure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -46,6 +47,9 @@ class LeaderFetches:
         self.view = ClusterView()
         self.refresh_wanted = False
         self.effects: list[Effect] = []
+        self.truncated: deque[PartitionPosition] = deque()
+        """Whose log was truncated below what was read: `poll` has not raised it yet."""
+
         self._config = config
         self._partitions = partitions
         self._reset = Start(config.auto_offset_reset)
@@ -212,6 +216,7 @@ class LeaderFetches:
             self.back_off(position, now_ms)
         else:
             position.truncated(answer.diverging)
+            self.truncated.append(position)
 
     def _failed(self, position: PartitionPosition, error: SparkBrokerError, now_ms: float) -> None:
         match meaning_of(error):

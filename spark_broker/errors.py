@@ -8,10 +8,13 @@ Errors cross the wire as `(code, message)` and are raised again, as the same typ
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, TypeVar
 
 from spark_broker.pages import page
+
+AnyError = TypeVar("AnyError", bound=Exception)
 
 
 class SparkBrokerError(Exception):
@@ -882,6 +885,15 @@ def error_from_code(code: int, message: str) -> SparkBrokerError:
     if kind is None:
         return UnknownServerError(f"error code {code}: {message}")
     return kind(message)
+
+
+def again(error: AnyError) -> AnyError:
+    """The error for one more caller. Whoever keeps an error and raises it raises a fresh one each time: the one that is
+    kept would grow by a frame each time, and the frames would keep alive whatever had a part in it.
+    """
+    fresh = copy.copy(error).with_traceback(None)
+    fresh.__cause__ = error.__cause__
+    return fresh
 
 
 def invariant(condition: bool, message: str, *values: object) -> None:

@@ -17,7 +17,7 @@ from spark_broker.broker.guarded_storage import GuardedStorage
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
-from spark_broker.broker.partition_reader import PartitionRead, PartitionReader
+from spark_broker.broker.partition_reader import LastLookup, PartitionRead, PartitionReader
 from spark_broker.broker.replica_lines import ReplicaLines
 from spark_broker.broker.replica_log import ReplicaLog, from_offset
 from spark_broker.broker.topic import Topic
@@ -90,10 +90,15 @@ class Partition(GuardedStorage):
         self._clock = clock
         self._log_listeners: dict[Notifier, None] = {}  # ordered: in the order of addresses, no two runs would be alike
         self._commit_listeners: dict[Notifier, None] = {}
-        self.reader = PartitionReader(self)
+        self._last_lookup = LastLookup()
 
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.key[1]}"
+
+    @property
+    def reader(self) -> PartitionReader:
+        """What readers ask."""
+        return PartitionReader(self, self._last_lookup)  # not kept: a replica holds no reference to itself
 
     def assign(self, assignment: LeaderAndIsr, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
         """Carry out the controller's assignment, and wake the streams that wait."""

@@ -86,15 +86,28 @@ def can_judge(header: BatchHeader, replica: Replica, leader_epoch: int) -> bool:
     return leads and header.next_offset > replica.log_start_offset
 
 
+class LastLookup:
+    """The last look-up by time. `answered`: by time, first batch to look at, first offset and topic: the answer.
+
+    Many clients ask for the same time.
+    """
+
+    __slots__ = ("answered",)
+
+    def __init__(self) -> None:
+        self.answered: tuple[tuple[int, BatchHeader, int, Topic], tuple[int, int]] | None = None
+
+
 class PartitionReader:
     """Reads of one replica, while it leads and its broker has a lease. Safe for use by many threads."""
 
-    def __init__(self, partition: Partition) -> None:
+    __slots__ = ("_last_lookup", "_lock", "_partition", "_replica")
+
+    def __init__(self, partition: Partition, last_lookup: LastLookup) -> None:
         self._partition = partition
         self._lock = partition.lock.reading
         self._replica = partition.replica
-        # By time, first batch to look at, first offset and topic: the answer. Many clients ask for the same time.
-        self._last_lookup: tuple[tuple[int, BatchHeader, int, Topic], tuple[int, int]] | None = None
+        self._last_lookup = last_lookup
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
         """Raises LogTruncationError when the record before `offset` is no longer of epoch `last_epoch` (KIP-320)."""
@@ -175,7 +188,7 @@ class PartitionReader:
                 return None
             position = header.base_offset
             lookup = (timestamp_us, header, replica.first_offset, self._partition.topic)
-            known = self._last_lookup
+            known = self._last_lookup.answered
             if known is not None and known[0] == lookup and self._shows(header, leader_epoch, read_committed):
                 return known[1]
         # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
@@ -190,7 +203,7 @@ class PartitionReader:
             record = self._first_since(timestamp_us, frame, first_offset)
             if record is not None:
                 if (frame.header, first_offset) == lookup[1:3]:
-                    self._last_lookup = (lookup, record)
+                    self._last_lookup.answered = (lookup, record)
                 return record
         return None
 

@@ -39,6 +39,7 @@ from spark_broker.errors import InvalidConfigError, SparkBrokerError
 from spark_broker.ports import ports_to_try
 from spark_broker.process_limits import limit_reached
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest, RegisterBrokerResponse
+from spark_broker.short_pauses import ShortPauses
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import process_start_time
 from spark_broker.transport.client import Connection
@@ -58,6 +59,7 @@ def run_broker(spec: BrokerSpec, leave: LeaveRequest) -> str:
     The server is not shut down: the caller ends the process afterwards.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    ShortPauses().install()
     settings = ClusterSettings(cluster=ClusterConfig.parse(spec.settings), topic=TopicConfig.parse(spec.topic_defaults))
     directory = LogDirectory.claim(
         Path(spec.log_dirs),

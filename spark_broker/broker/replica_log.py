@@ -49,6 +49,18 @@ def from_offset(frames: list[Frame], offset: int) -> list[Frame]:
     return [restamp(message, cut), *others]
 
 
+class _Schemas:
+    """The schemas of a topic, by id, as the topic is now."""
+
+    __slots__ = ("topic",)
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+
+    def __call__(self, schema_id: int) -> bytes:
+        return self.topic.schema_bytes[schema_id]
+
+
 class ReplicaLog:
     """The log of a replica with its epoch history and producer snapshots.
 
@@ -61,14 +73,12 @@ class ReplicaLog:
         """Open and recover. Raises DamagedLogError when no crash explains what is there."""
         self.fs = fs
         self.directory = directory
-        self._topic = topic
+        self._schemas = _Schemas(topic)
         # What the file says, and what it must say by the next flush, or by the next append with `_epochs_due`.
         self._saved_epochs = EpochHistory()
         self._unsaved_epochs: EpochHistory | None = None
         self._epochs_due = False
-        self._log = PartitionLog.open(
-            directory, LogConfig.of_topic(topic.config), self._schema_bytes, start=start, fs=fs
-        )
+        self._log = PartitionLog.open(directory, LogConfig.of_topic(topic.config), self._schemas, start=start, fs=fs)
         last = self._log.last_header
         self.last_append_time_ms = last.append_time_ms if last else 0
         try:
@@ -82,12 +92,9 @@ class ReplicaLog:
             self._log.close(clean=False)
             raise
 
-    def _schema_bytes(self, schema_id: int) -> bytes:
-        return self._topic.schema_bytes[schema_id]
-
     def configure(self, topic: Topic) -> None:
-        if topic is not self._topic:
-            self._topic = topic
+        if topic is not self._schemas.topic:
+            self._schemas.topic = topic
             self._log.config = LogConfig.of_topic(topic.config)
 
     def state(self, *, high_watermark: int) -> RecoveredLog:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.partition_position import PartitionPosition
@@ -18,6 +16,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
+    again,
 )
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.schema import nearest
@@ -33,14 +32,6 @@ MEMBER_IS_GONE = (*TOPIC_IS_GONE, UnknownMemberIdError, FencedMemberEpochError, 
 
 Partitions = Mapping[TopicPartition, PartitionPosition]
 TopicErrors = Mapping[str, SparkBrokerError]
-Failure = TypeVar("Failure", bound=Exception)
-
-
-def again(error: Failure) -> Failure:
-    """The error for one more caller: one exception that is raised again and again grows by a frame each time."""
-    fresh = copy.copy(error).with_traceback(None)
-    fresh.__cause__ = error.__cause__
-    return fresh
 
 
 def errors_of(partitions: Partitions, topics: TopicErrors) -> dict[TopicPartition, SparkBrokerError]:

@@ -24,7 +24,7 @@ from spark_broker.client.consumer_effects import (
     RefreshMetadata,
     Round,
 )
-from spark_broker.client.consumer_errors import LASTING, again
+from spark_broker.client.consumer_errors import LASTING
 from spark_broker.client.fetch_machine import FetchMachine
 from spark_broker.client.group_offsets import NOBODY
 from spark_broker.client.group_reading import Change, GroupReading
@@ -41,6 +41,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
     UnknownTopicOrPartitionError,
+    again,
 )
 from spark_broker.model import (
     CONSUMER_OFFSETS_TOPIC,

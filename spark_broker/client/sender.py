@@ -37,6 +37,7 @@ from spark_broker.errors import (
     ClosedError,
     SparkBrokerError,
     UnknownServerError,
+    again,
 )
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerIdRequest, InitProducerIdResponse
 from spark_broker.threads import LONGEST_WAIT_S, begin, client_ended
@@ -194,7 +195,7 @@ class Sender:
     def check(self) -> None:
         """Raises ClientEndedError if a thread of this sender has died."""
         if self._failure is not None:
-            raise self._failure
+            raise again(self._failure)
 
     def _check_open(self) -> None:
         self.check()

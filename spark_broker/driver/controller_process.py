@@ -45,6 +45,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import NO_EPOCH, NO_LEADER
 from spark_broker.process_limits import limit_reached
+from spark_broker.short_pauses import ShortPauses
 from spark_broker.storage.filesystem import PRIVATE_UMASK
 from spark_broker.threads import begin
 
@@ -81,6 +82,7 @@ def main() -> None:
     parent = os.getppid()
     source, output = _take_over_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    ShortPauses().install()
     os.umask(PRIVATE_UMASK)
     process = ControllerProcess(output, parent)
     begin("parent-watch", process.fail, process.end_with_parent)

@@ -24,6 +24,7 @@ from spark_broker.errors import (
     InconsistentClusterIdError,
     MetadataStoreError,
     StaleControllerEpochError,
+    again,
     invariant,
 )
 
@@ -169,7 +170,7 @@ class MetadataLog:
     def _until_failure(self) -> Iterator[None]:
         """Nothing is done any more after the first failure: it is raised again."""
         if self._failure is not None:
-            raise self._failure
+            raise again(self._failure)
         try:
             yield
         except (MetadataStoreError, StaleControllerEpochError) as error:

@@ -377,4 +377,10 @@ class Channel:
             done, self._callbacks = self._callbacks, deque()
         self._after(done)
         if not told:
-            self._on_closed(self.why)
+            on_closed, self._on_closed, self._on_frame, self._on_refused = self._on_closed, _nothing, _nothing, None
+            self._reader.end()  # What holds its owner would keep both until a garbage collection.
+            on_closed(self.why)
+
+
+def _nothing(*_: object) -> None:
+    """After the end of a channel nobody is called."""

@@ -22,6 +22,7 @@ from spark_broker.errors import (
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
+    again,
     error_from_code,
 )
 from spark_broker.protocol import wire
@@ -216,7 +217,7 @@ class ClientStream:
 
     def _failure(self) -> SparkBrokerError:
         why = self._why
-        return NetworkError(f"{self.address}: the stream is closed") if why is None else why
+        return NetworkError(f"{self.address}: the stream is closed") if why is None else again(why)
 
 
 def admit_answer(header: FrameHeader) -> bool:

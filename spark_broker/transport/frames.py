@@ -142,6 +142,10 @@ class FrameReader:
         self._payload = NO_PAYLOAD
         self._filled = 0
 
+    def end(self) -> None:
+        """Nothing is received any more: let go of `admit`, whose owner may hold this reader."""
+        self._admit = _refused
+
     @property
     def is_within_a_frame(self) -> bool:
         """Whether a part of a frame has come, and the rest has not."""
@@ -233,6 +237,10 @@ class FrameReader:
         frame = Frame(header, self._message, self._payload)
         self._header, self._message, self._payload = None, NO_PAYLOAD, NO_PAYLOAD
         return frame
+
+
+def _refused(header: FrameHeader) -> bool:
+    raise InvalidRequestError(f"{header.operation.name} after the end")
 
 
 def _copied(data: memoryview) -> memoryview:

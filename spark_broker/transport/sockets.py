@@ -46,17 +46,18 @@ def connected(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> soc
 
 def _connected(name: str | bytes, port: int, limit_s: float) -> OwnSocket:
     """To the first of the name's addresses that takes a connection. Raises the last one's OSError, and UnicodeError."""
-    failure = OSError(f"{name!r} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM):
+    addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    for left, (family, kind, protocol, _, address) in zip(range(len(addresses))[::-1], addresses, strict=True):
         try:
             sock = OwnSocket(family, kind, protocol)
             sock.settimeout(limit_s)
             sock.connect(address)
-        except OSError as error:
-            failure = error
+        except OSError:  # Raised where it is caught: one that this frame keeps would keep the frame.
+            if not left:
+                raise
         else:
             return sock
-    raise failure
+    raise OSError(f"{name!r} has no address")
 
 
 def prepare(sock: socket.socket) -> None:

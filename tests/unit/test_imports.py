@@ -26,6 +26,7 @@ GROUPS = (
         "digits",
         "native_calls",
         "process_limits",
+        "short_pauses",
         "threads",
     ),
     ("setting_values",),

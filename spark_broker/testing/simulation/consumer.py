@@ -169,7 +169,9 @@ class SimConsumer(NetworkNode):
     @property
     def unnotified(self) -> PartitionPosition | None:
         """A partition whose truncation the next poll will raise."""
-        return next((p for p in self.machine.partitions.values() if p.truncation is not None), None)
+        read = self.machine.partitions
+        waiting = (p for p in self.machine.leaders.truncated if read.get(p.tp) is p and p.truncation is not None)
+        return next(waiting, None)
 
     def noticed(self) -> None:
         """There is an `unnotified` partition."""

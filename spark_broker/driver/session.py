@@ -180,6 +180,9 @@ def _settings(master: str) -> dict[str, str]:
         settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
         settings |= {"spark.executorEnv.SPARK_LOCAL_IP": LOOPBACK}
         settings |= _package_path()
+        # Over TCP, a task's first rows wait 40 ms for an acknowledgement that the other side delays. Elsewhere the
+        # directories of executors may have names that are too long for such sockets.
+        settings |= {"spark.python.unix.domain.socket.enabled": "true"}
     return settings
 
 

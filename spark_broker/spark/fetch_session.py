@@ -1,4 +1,4 @@
-"""One stream of fetches to one leader, for one partition. The next request is sent while the last answer is used."""
+"""Fetches from one leader, for one partition, over one stream. The next request is sent while an answer is used."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from spark_broker.client.local_files import LocalFiles
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import InvalidRequestError
-from spark_broker.transport.client import Connection
+from spark_broker.spark import kept
 
 
 class RangeSession:
-    """Fetches from the leader at `address`. Close it after an error."""
+    """Fetches from the leader at `address`. Close it after an error: one within an answer leaves the stream usable."""
 
     def __init__(
         self, address: Address, directory: str, target: FetchTarget, fetches: FetchMachine, settings: ConsumerConfig
@@ -23,9 +23,9 @@ class RangeSession:
         self._fetches = fetches
         self._settings = settings
         self._files = LocalFiles(directory)
-        self._connection = Connection(address.host, address.port)
-        self._stream = self._connection.open_stream("fetch")
-        self._fetch: Fetch | None = None
+        self._address = address
+        self._stream = kept.KEPT.stream(address)
+        self._fetch: Fetch | None = None  # whose answer is due
 
     def request(self, offset: int) -> None:
         """Ask for the batches from this offset on. Raises NetworkError or RequestTimedOutError."""
@@ -41,6 +41,7 @@ class RangeSession:
         """
         response, payload = self._stream.receive(timeout_ms=timeout_ms + self._settings.fetch_max_wait_ms)
         parts = self._fetches.parts(self._fetch, response, payload) if self._fetch is not None else []
+        self._fetch = None
         if not parts:
             raise InvalidRequestError(f"a leader left {self._target.topic.name} out of its answer")
         part = parts[0]
@@ -48,6 +49,9 @@ class RangeSession:
         return replace(part, local=self._files.frames(part.payload, extents)) if extents else part
 
     def close(self) -> None:
+        """Close it, and keep the stream for the next task if no answer is due."""
         self._files.close()
-        self._stream.close()
-        self._connection.close()
+        if self._fetch is None and not self._stream.closed:
+            kept.KEPT.keep(self._address, self._stream)
+        else:
+            self._stream.close()

@@ -164,6 +164,9 @@ class RangeReader:
 
     def _topic(self) -> TopicView:
         topic = self._metadata.topic(self._part.topic, self._deadline)
+        if topic.topic_id != self._part.topic_id:  # The metadata may be older than the plan.
+            self._metadata.refresh(self._deadline)
+            topic = self._metadata.topic(self._part.topic, self._deadline)
         if topic.topic_id != self._part.topic_id:
             raise InconsistentTopicIdError(
                 f"topic {topic.name!r} was deleted and created again after the query was planned"

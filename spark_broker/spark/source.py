@@ -60,7 +60,8 @@ class BatchReader(DataSourceReader):
         deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
         with connected(options.settings) as metadata:
             topics = selected_topics(metadata, options.selection, deadline)
-            return planned(plan_tasks(metadata, options, topics, deadline), topics, options, self._schema)
+            tasks = plan_tasks(metadata, options, topics, deadline)
+            return planned(tasks, topics, options, self._schema, metadata.view)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, of each range in order of their offsets. Raises typed errors."""

@@ -134,7 +134,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logs = session.logs(position)
             self._report(find_losses(replace(position, ends={}), logs))
             ranges = still_there(ranges, logs)
-        return planned(session.tasks_of(ranges), session.topics_of(ranges), self._options, self._schema)
+        tasks, topics = session.tasks_of(ranges), session.topics_of(ranges)
+        return planned(tasks, topics, self._options, self._schema, session.view)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, of each range in order of their offsets. Raises typed errors."""

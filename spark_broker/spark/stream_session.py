@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
+from types import TracebackType
 
-from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.offset_lookup import EVERY_BYTE, Reach, all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
@@ -32,11 +35,17 @@ class StreamSession:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        _end_in_silence()
         self._stack = ExitStack()
         self._metadata = self._stack.enter_context(connected(options.settings))
         self._group = GroupOffsets(self._metadata, options.group) if options.group else None
         self._published: Mapping[TopicPartition, int] = {}
         self._record_bytes: dict[TopicPartition, float] = {}  # as stored, at the last look
+
+    @property
+    def view(self) -> ClusterView:
+        """The cluster, as the last request showed it."""
+        return self._metadata.view
 
     def first_position(self) -> StreamOffset:
         """Where a new query starts."""
@@ -129,3 +138,22 @@ class StreamSession:
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._options.settings.default_api_timeout_ms)
+
+
+@cache
+def _end_in_silence() -> None:
+    """When a query stops, Spark closes the socket of this process. Its runner takes that for a failure, which it cannot
+    tell anybody, and the traceback of both would be the last that the user sees of the query.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not (isinstance(error, BrokenPipeError) and _stems_from_the_end(error)):
+            previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _stems_from_the_end(error: BaseException) -> bool:
+    context = error.__context__
+    return context is not None and (isinstance(context, EOFError) or _stems_from_the_end(context))

@@ -18,16 +18,18 @@ from spark_broker.spark.spark_schema import output_of
 from spark_broker.spark.user_errors import message_alone
 
 if TYPE_CHECKING:
-    from spark_broker.client.cluster_view import TopicView
+    from spark_broker.client.cluster_view import ClusterView, TopicView
 
 
 @dataclass(frozen=True)
 class Planned:
     """What a task gets: ranges, one after the other, each with the columns to ask the broker for (None: all, as
-    stored).
+    stored). `cluster_id`, `metadata_offset`: of the view that it was planned with; the task's must not be older.
     """
 
     parts: tuple[tuple[OffsetRange, list[str] | None], ...]
+    cluster_id: str
+    metadata_offset: int
 
 
 def offered(topic: TopicView, options: ReadOptions) -> tuple[Column, ...]:
@@ -39,16 +41,24 @@ def offered(topic: TopicView, options: ReadOptions) -> tuple[Column, ...]:
 
 
 def planned(
-    tasks: Sequence[TaskRanges], topics: Sequence[TopicView], options: ReadOptions, schema: StructType
+    tasks: Sequence[TaskRanges],
+    topics: Sequence[TopicView],
+    options: ReadOptions,
+    schema: StructType,
+    view: ClusterView,
 ) -> list[InputPartition]:
-    """The tasks, as Spark hands them on. Raises typed errors where a topic does not fit the schema of the read."""
+    """The tasks, as Spark hands them on. `view`: they were planned with it, or an older one.
+
+    Raises typed errors where a topic does not fit the schema of the read.
+    """
     columns = {
         topic.name: columns_to_fetch(
             topic, output_of(schema, offered(topic, options)).columns, include_headers=options.include_headers
         )
         for topic in topics
     }
-    return [InputPartition(Planned(tuple((part, columns[part.topic]) for part in task))) for task in tasks]
+    parts = (tuple((part, columns[part.topic]) for part in task) for task in tasks)
+    return [InputPartition(Planned(of_task, view.cluster_id, view.metadata_offset)) for of_task in parts]
 
 
 def read_task(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -62,12 +72,16 @@ def read_task(options: ReadOptions, schema: StructType, partition: InputPartitio
 
 def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[pa.RecordBatch]:
     from spark_broker.client.retry import Deadline
+    from spark_broker.spark import kept
     from spark_broker.spark.assemble import assembled
-    from spark_broker.spark.cluster import connected
     from spark_broker.spark.range_reader import RangeReader
 
-    with connected(options.settings) as metadata:
+    with kept.KEPT.metadata(options.settings) as metadata:
         metadata.use({part.topic for part, _ in task.parts})
+        view = metadata.view
+        is_as_new = 0 <= task.metadata_offset <= view.metadata_offset and view.cluster_id == task.cluster_id
+        if not is_as_new:
+            metadata.refresh(Deadline.after_ms(options.settings.default_api_timeout_ms))
         for part, columns in task.parts:
             deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
             topic = metadata.topic(part.topic, deadline, partition=part.partition)
@@ -82,3 +96,4 @@ def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[p
             )
             for batches in reader.batches():
                 yield from assembled(batches, output)
+    kept.spare_collections()

@@ -88,6 +88,15 @@ class ClientStream:
             raise error_from_code(message.error_code, message.error_message)
         return message, frame.payload
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is open, and nothing has come. While no message is due, anything else is its end."""
+        if self.closed or self._origin.is_elsewhere:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return not self._frames and not poll.poll(0)
+
     def close(self) -> None:
         """Break the stream: a `receive` or `send` that waits in another thread raises NetworkError."""
         if not self._origin.is_elsewhere:

@@ -18,6 +18,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.controller.image import PartitionRegistration
 from spark_broker.core.replica import Role
 from spark_broker.errors import SparkBrokerError
+from spark_broker.storage.directory_names import PARTITION_FILE
 from spark_broker.testing.simulation.controller import CONTROLLER_HOST
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.swarm import Swarm
@@ -65,6 +66,7 @@ class BitFlips:
         self._rng = random.Random(f"{world.seed}/bit flips")
         self.latent: dict[tuple[int, Key], str] = {}
         self._ever: set[tuple[int, Key]] = set()
+        self._nobodys: set[tuple[int, str]] = set()  # directories that may not say any more whose they are
         self._seen: set[tuple[str, Key, int]] = set()
 
     def strike(self, rng: random.Random) -> str:
@@ -83,6 +85,8 @@ class BitFlips:
         byte = rng.randrange(machine.fs.size_of(path))
         machine.fs.flip_bit(path, byte, rng.randrange(8))
         self._ever.add((machine.number, partition.key))
+        if path.name == PARTITION_FILE:
+            self._nobodys.add((machine.number, path.parent.name))
         self.latent[machine.number, partition.key] = path.name
         if machine.process is not None and rng.random() < READ_SOON:
             read = _Reading(self, machine.process, partition.key, final=False)
@@ -143,7 +147,10 @@ class BitFlips:
         return machine.process is not None and key in machine.process.manager.damaged
 
     def was_damaged(self, machine: SimulatedMachine, key: Key) -> bool:
-        return (machine.number, key) in self._ever
+        """A deleted topic's directory that does not say whose it is stays. The next topic of its name finds it."""
+        topic = self._world.invariants.image.topics.get(key[0])
+        in_the_way = topic is not None and (machine.number, f"{topic.name}-{key[1]}") in self._nobodys
+        return in_the_way or (machine.number, key) in self._ever
 
     def look(self, process: BrokerProcess) -> list[Key]:
         """Replicas that this process has quarantined since the last look, or has found on its list of damaged ones."""

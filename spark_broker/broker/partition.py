@@ -134,9 +134,13 @@ class Partition(GuardedStorage):
 
     @contextmanager
     def _lowering(self, offset: int) -> Iterator[None]:
-        """Until this block ends, the log is made shorter, and may come to end here."""
+        """Until this block ends, the log begins anew at `offset`.
+
+        It is emptied first, from its end on: a crash in the midst of that leaves what is not removed yet.
+        """
+        lowest = min(offset, self.replica.log_start_offset)
         with ExitStack() as stack:
-            self.guard_storage(lambda: stack.enter_context(self._events.lowering(self.key, offset)))
+            self.guard_storage(lambda: stack.enter_context(self._events.lowering(self.key, lowest)))
             yield
 
     def _restarted(self, high_watermark: int, began: int, why: str) -> None:

@@ -212,6 +212,14 @@ def _versions(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> 
 
 def write_attempt(plan: WritePlan, version: Version | None, batches: Iterator[pa.RecordBatch]) -> Written:
     """Join the version at the first row, and write. If the version is committed already, the rows are passed over."""
+    from spark_broker.spark.kept import spare_collections
+
+    written = _written(plan, version, batches)
+    spare_collections()
+    return written
+
+
+def _written(plan: WritePlan, version: Version | None, batches: Iterator[pa.RecordBatch]) -> Written:
     from spark_broker.client.producer import Producer
     from spark_broker.spark.task_write import TaskWrite
 

@@ -404,4 +404,10 @@ REGRESSIONS = [
         found="a group's commits did not fit into a segment of the size that is the default of topics, for good",
         mended="controller/topics.py",
     ),
+    Regression(
+        seed=190040803,
+        events=500,
+        found="a process that died while a log was emptied to begin anew further on counted that log as damaged",
+        mended="broker/partition.py",
+    ),
 ]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from spark_broker.driver.cluster import BrokerCluster
     from spark_broker.driver.session import configure_spark
     from spark_broker.spark.frames import create_views, read_topic
+    from spark_broker.spark.history_stream import stream_history
     from spark_broker.spark.lag import PartitionLag, create_lag_view, group_lag, lag
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ = [
     "configure_spark",
     "read_topic",
     "create_views",
+    "stream_history",
     "lag",
     "group_lag",
     "create_lag_view",
@@ -97,6 +99,7 @@ _LAZY = {
     "configure_spark": "spark_broker.driver.session",
     "read_topic": "spark_broker.spark.frames",
     "create_views": "spark_broker.spark.frames",
+    "stream_history": "spark_broker.spark.history_stream",
     "lag": "spark_broker.spark.lag",
     "group_lag": "spark_broker.spark.lag",
     "create_lag_view": "spark_broker.spark.lag",

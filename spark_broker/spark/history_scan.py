@@ -15,7 +15,7 @@ from spark_broker.client.delta_rows import unreadable
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
-from spark_broker.errors import MissingDependencyError
+from spark_broker.errors import InconsistentTopicIdError, MissingDependencyError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
@@ -47,6 +47,40 @@ _LOG_COLUMNS = {
 """Columns of Kafka's record that are called otherwise in the table."""
 
 
+def ranges_with_history(
+    spark: SparkSession, topic: str, topic_id: str, reach: Mapping[int, tuple[int, int]], options: Mapping[str, str]
+) -> DataFrame:
+    """The records from one offset up to another (exclusive) of each partition: what the topic's table has by Delta's
+    own scan, the rest from the log.
+
+    `options`: of a read, without those that say what is read. Raises InconsistentTopicIdError if the topic is another
+    one by now, and the typed errors of the source.
+    """
+    read = parse_options({**options, "path": topic})
+    deadline = Deadline.after_ms(read.settings.default_api_timeout_ms)
+    with connected(read.settings) as metadata:
+        metadata.use([topic])
+        view = metadata.topic(topic, deadline)
+        if view.topic_id != topic_id:
+            raise InconsistentTopicIdError(f"topic {topic!r} was deleted and created again after the batch was planned")
+        scan = _HistoryScan(spark, metadata, view, read, deadline)
+    wanted = {number: Wanted(start, end, 0, from_earliest=False) for number, (start, end) in reach.items()}
+    parts = split(wanted, scan.history)
+    if not parts.needs_table or not _has_delta(spark):
+        return _of_log(spark, topic, options, reach)  # The source reads the table through deltalake.
+    rest = _of_log(spark, topic, options, parts.log or reach)
+    table = scan.table(parts, rest)
+    return table.unionByName(rest) if parts.log else table
+
+
+def _has_delta(spark: SparkSession) -> bool:
+    try:
+        check_delta(spark)
+    except MissingDependencyError:
+        return False
+    return True
+
+
 def with_history(spark: SparkSession, log: DataFrame, topic: str, options: Mapping[str, str]) -> DataFrame:
     """The read `log` of the topic, with Delta's own scan of what the topic's table has.
 
@@ -66,14 +100,12 @@ def with_history(spark: SparkSession, log: DataFrame, topic: str, options: Mappi
     parts = split(wanted, scan.history)
     if not parts.needs_table:
         return log
-    try:
-        check_delta(spark)
-    except MissingDependencyError:
+    if not _has_delta(spark):
         return log  # The source reads the table through deltalake.
     table = scan.table(parts, log)
     if not parts.log:
         return table
-    rest = _rest(spark, topic, options, parts)
+    rest = _of_log(spark, topic, options, parts.log)
     return table.unionByName(rest)
 
 
@@ -156,12 +188,13 @@ class _HistoryScan:
         return frame.where(_within(parts.table)).select(*columns)
 
 
-def _rest(spark: SparkSession, topic: str, options: Mapping[str, str], parts: Split) -> DataFrame:
-    """What the log has of the read."""
+def _of_log(
+    spark: SparkSession, topic: str, options: Mapping[str, str], reach: Mapping[int, tuple[int, int]]
+) -> DataFrame:
+    """What the log has of these partitions, from one offset up to another (exclusive; -1: the latest)."""
     kept = {name: value for name, value in options.items() if name.lower() not in {each.lower() for each in _BOUNDS}}
-    bounds = [{str(p): reach[side] for p, reach in parts.log.items()} for side in (0, 1)]
-    starts, ends = (json.dumps({topic: offsets}) for offsets in bounds)
-    assign = json.dumps({topic: list(parts.log)})
+    starts, ends = (json.dumps({topic: {str(p): each[side] for p, each in reach.items()}}) for side in (0, 1))
+    assign = json.dumps({topic: list(reach)})
     reader = spark.read.format("spark_broker").options(**kept)
     return reader.options(assign=assign, startingOffsets=starts, endingOffsets=ends).load()
 

@@ -62,6 +62,7 @@ TABLE = (
     Option("columns", in_kafka=False),
     Option("localReads", "true", in_kafka=False),
     Option("group", queries=Query.STREAM, in_kafka=False),
+    Option("ranges", "false", in_kafka=False),
 )
 """Options that only the source itself understands. `path` and `paths` are the argument of `load`."""
 

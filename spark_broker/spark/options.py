@@ -30,7 +30,7 @@ PREFIX = "kafka."
 class ReadOptions:
     """A read. `settings` are those of the consumers that carry it out.
 
-    `end` counts in a batch query, `limits` and `group` (empty: none) in a streaming query.
+    `end` counts in a batch query, `limits`, `group` (empty: none) and `ranges` in a streaming query.
     """
 
     selection: Selection
@@ -46,6 +46,7 @@ class ReadOptions:
     columns: tuple[str, ...] | None = None
     limits: Limits = field(default_factory=Limits)
     group: str = ""
+    ranges: bool = False
 
 
 def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> ReadOptions:
@@ -68,6 +69,7 @@ def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> Rea
         columns=_columns(values),
         limits=_limits(values),
         group=_group(values),
+        ranges=_flag(values, "ranges"),
     )
 
 

@@ -10,6 +10,8 @@ from pyspark.sql.types import StructType
 
 from spark_broker.spark.option_table import Query
 from spark_broker.spark.options import ReadOptions, parse_options
+from spark_broker.spark.range_rows import ranges_schema
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.spark_schema import spark_schema
 from spark_broker.spark.stream import StreamReader
 from spark_broker.spark.task import offered, planned, read_task
@@ -23,6 +25,8 @@ def read_schema(options: Mapping[str, str]) -> StructType:
     from spark_broker.spark.cluster import connected, selected_topics
 
     read = parse_options(options, Query.EITHER)
+    if read.ranges:
+        return ranges_schema()
     deadline = Deadline.after_ms(read.settings.default_api_timeout_ms)
     with connected(read.settings) as metadata:
         topics = selected_topics(metadata, read.selection, deadline)
@@ -32,7 +36,10 @@ def read_schema(options: Mapping[str, str]) -> StructType:
 @message_alone()
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """The reader of a query with this schema. A user's own schema may leave out or reorder columns."""
-    return BatchReader(parse_options(options), schema)
+    read = parse_options(options)
+    if read.ranges:
+        raise invalid_option("ranges = true is for streams: a batch query reads records")
+    return BatchReader(read, schema)
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:

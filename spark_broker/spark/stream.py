@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.range_rows import Ranges
 from spark_broker.spark.stream_offset import INITIAL, StreamOffset, parse_offset
 from spark_broker.spark.stream_planner import (
     Logs,
@@ -134,11 +135,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logs = session.logs(position)
             self._report(find_losses(replace(position, ends={}), logs))
             ranges = still_there(ranges, logs)
+        if self._options.ranges:
+            return [InputPartition(Ranges(tuple(ranges)))]
         tasks, topics = session.tasks_of(ranges), session.topics_of(ranges)
         return planned(tasks, topics, self._options, self._schema, session.view)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, of each range in order of their offsets. Raises typed errors."""
+        if isinstance(partition.value, Ranges):
+            return partition.value.batches()
         return read_task(self._options, self._schema, partition)
 
     @message_alone()

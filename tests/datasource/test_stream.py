@@ -21,7 +21,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.schema import schema_to_bytes
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster, FakePartition
-from tests.datasource.conftest import MakeStream, Stream
+from tests.datasource.conftest import MakeRead, MakeStream, Stream
 from tests.datasource.test_planning import SCHEMA, fill, numbers
 
 EARLIEST = {"startingOffsets": "earliest"}
@@ -440,3 +440,32 @@ def test_a_stream_ends_with_an_error_when_a_column_of_it_becomes_wider(
     with pytest.raises(SchemaMismatchError, match="'n' as int32; in the topic it is int64"):
         query.trigger()
     assert stream(subscribe="t", **EARLIEST).numbers() == [1, 2**40]
+
+
+def test_a_stream_of_ranges_has_a_row_for_each_range(cluster: FakeCluster, stream: MakeStream) -> None:
+    fill(cluster, "t", 2, 20)
+    query = stream(subscribe="t", ranges="true", maxOffsetsPerTrigger="10", **EARLIEST)
+    topic_id = cluster.topics["t"].topic_id
+    first, second = query.trigger(), query.trigger()
+    assert first is not None
+    assert first.to_pylist() == [
+        {"topic": "t", "topicId": topic_id, "partition": number, "startOffset": 0, "endOffset": 5} for number in (0, 1)
+    ]
+    assert second is not None
+    assert [(row["startOffset"], row["endOffset"]) for row in second.to_pylist()] == [(5, 10), (5, 10)]
+
+
+def test_a_batch_of_ranges_that_is_repeated_has_the_same_rows(cluster: FakeCluster, stream: MakeStream) -> None:
+    fill(cluster, "t", 1, 20)
+    query = stream(subscribe="t", ranges="true", **EARLIEST)
+    assert query.plan()
+    add(cluster, 0, 1, 2, 3)
+    repeated = query.restart()
+    assert repeated is not None
+    assert [(row["startOffset"], row["endOffset"]) for row in repeated.to_pylist()] == [(0, 20)]
+
+
+def test_a_batch_query_reads_no_ranges(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 20)
+    with pytest.raises(InvalidConfigError, match="ranges = true is for streams"):
+        read(subscribe="t", ranges="true")

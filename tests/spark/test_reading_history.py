@@ -134,6 +134,35 @@ def test_every_read_is_that_of_one_log(
     assert without_delta(spark, servers, "t") == rows, "without Delta, deltalake reads the table"
 
 
+def test_a_stream_of_a_history_has_delta_scan_the_table(
+    tierer: TiererProcess, brokers: ProcessCluster, tmp_path: Path
+) -> None:
+    servers, rows = brokers.bootstrap_servers, list[Row]()
+    create(brokers, tmp_path / "table", "caught")
+    fill(brokers, "caught", rows)
+    assert "error" not in tierer.tier(servers, "caught", include_active_segments=False)
+    await_drop(brokers, "caught")
+    fill(brokers, "caught", rows)
+
+    limit = 300
+    with pytest.raises(RuntimeError, match="the batch 2 was to fail"):
+        tierer.stream(servers, "caught", tmp_path / "checkpoint", fails_at=2, maxOffsetsPerTrigger=str(limit))
+    first = tierer.stream(servers, "caught", tmp_path / "other", maxOffsetsPerTrigger=str(limit))
+    repeated = tierer.stream(servers, "caught", tmp_path / "checkpoint", maxOffsetsPerTrigger=str(limit))
+
+    assert sorted(tuple(row[:3]) for row in first) == rows
+    assert all(sum(row[3] == number for row in first) <= limit for number in {row[3] for row in first})
+    assert {row[4] for row in first} == {True, False}, "the table's files, and the log"
+    assert [row[4] for row in first if row[3] == 0] == [True] * limit
+    assert sorted(tuple(row[:4]) for row in repeated) == sorted(tuple(row[:4]) for row in first if row[3] >= 2)
+
+    more = list[Row]()
+    fill(brokers, "caught", more)
+    later = tierer.stream(servers, "caught", tmp_path / "other", maxOffsetsPerTrigger=str(limit))
+    assert len(later) == len(more), "it goes on where it had stopped"
+    assert {row[4] for row in later} == {False}
+
+
 def test_what_is_not_in_the_table_is_not_deleted(
     tierer: TiererProcess, brokers: ProcessCluster, tmp_path: Path
 ) -> None:

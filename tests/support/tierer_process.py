@@ -27,11 +27,12 @@ from spark_broker.errors import SparkBrokerError
 from spark_broker.history.spark_steps import SparkSteps
 from spark_broker.history.table import HistoryTable
 from spark_broker.history.tierer import tier_topic
+from spark_broker.spark.history_stream import stream_history
 from tests.support.meanwhile import meanwhile
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 180.0
@@ -160,6 +161,16 @@ class TiererProcess:
         """These expressions for every row of `read_topic`. Raises RuntimeError."""
         return self._rows({"servers": servers, "topic": topic, "read": options, "columns": columns})
 
+    def stream(
+        self, servers: str, topic: str, checkpoint: Path, *, fails_at: int = -1, **options: str
+    ) -> list[list[Any]]:
+        """What `stream_history` hands out until it has caught up: partition, offset and CRC-32 of the value of every
+        row, the batch's number, and whether it was read from files of the table. Raises RuntimeError, and where the
+        batch `fails_at` is handed out.
+        """
+        given = {"stream": options, "checkpoint": str(checkpoint), "fails_at": fails_at}
+        return self._rows({"servers": servers, "topic": topic, **given})
+
     def sql(self, statement: str) -> list[list[Any]]:
         """What any Spark with Delta answers, without code of this project. Raises RuntimeError."""
         return self._rows({"sql": statement})
@@ -229,6 +240,22 @@ def _cancel_jobs(spark: SparkSession, ended: threading.Event) -> None:
         spark.sparkContext.cancelAllJobs()
 
 
+def _caught_up(spark: SparkSession, given: dict[str, Any]) -> list[list[Any]]:
+    """Run a stream of the topic's history until it ends."""
+    rows: list[list[Any]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        found = batch.selectExpr("partition", "offset", "crc32(value)", "input_file_name() != ''").collect()
+        if number == given["fails_at"]:
+            raise RuntimeError(f"the batch {number} was to fail")
+        rows.extend([*row[:3], number, row[3]] for row in found)
+
+    writer = stream_history(spark, given["topic"], take, bootstrap_servers=given["servers"], **given["stream"])
+    query = writer.option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start()
+    query.awaitTermination(int(WAIT_S))
+    return rows
+
+
 def _outcome(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
     """Carry out a command; returns the answer."""
     from py4j.protocol import Py4JJavaError
@@ -242,6 +269,8 @@ def _outcome(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
         if "read" in given:
             frame = read_topic(spark, given["topic"], bootstrap_servers=given["servers"], **given["read"])
             return {"rows": [list(row) for row in frame.selectExpr(*given["columns"]).collect()]}
+        if "stream" in given:
+            return {"rows": _caught_up(spark, given)}
         neighbour = functools.partial(_cancel_jobs, spark)
         with meanwhile(neighbour) if given["cancel_jobs"] else nullcontext():
             return asdict(tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"]))

@@ -21,9 +21,11 @@ from tests.client.fake_broker import FakeCluster
 ROUNDS = 150
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <function WeakSet:pytest.PytestUnraisableExceptionWarning"
+    "ignore:Exception ignored in. <function (WeakSet|gc_cumulative_time):pytest.PytestUnraisableExceptionWarning"
 )
-"""Where the signal comes in the callback of a weak reference, Python itself throws away what its handler raises."""
+"""Where the signal comes in the callback of a weak reference, or of the garbage collector (Hypothesis has one), Python
+itself throws away what its handler raises.
+"""
 
 
 class Stop(BaseException):

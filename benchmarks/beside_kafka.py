@@ -27,9 +27,11 @@ from pyspark.sql.types import StructType
 from benchmarks.bare_source import NAME, bare_options, read_files, write_files
 from benchmarks.figures import Figure, machine, write
 from benchmarks.kafka_server import jars, kafka, steady_kafka
-from spark_broker import Admin, NewTopic, configure_spark
+from spark_broker import Admin, NewTopic, configure_spark, read_topic
 from spark_broker.cli.output import print_table
 from spark_broker.errors import SparkBrokerError
+from spark_broker.history.tierer import tier_topic
+from spark_broker.spark.delta_session import configure_delta
 from tests.support.process_cluster import ProcessCluster
 from tests.support.waiting import eventually
 
@@ -148,6 +150,7 @@ class Rates:
 
 
 OURS, PRUNED, DEFAULT, TUNED = "ours", "ours, the query's columns", "connector", "connector, tuned"
+TIERED, TIERED_SHARE = "ours, 95 % in the topic's table", 0.95
 BARE, BARE_PRUNED = "a bare data source", "a bare data source, the query's columns"
 COUNT, ALL_COLUMNS = "count of 100-byte records", "all columns of 100-byte records to a no-op"
 GROUPED = "group-by over ten columns"
@@ -162,6 +165,7 @@ GOALS = {
     (GROUPED, OURS, DEFAULT): "",
     (GROUPED, OURS, TUNED): "6 times",
     (GROUPED, PRUNED, TUNED): "9 times",
+    (GROUPED, TIERED, TUNED): "5 times",
     (GROUPED, OURS, BARE): "",
     (GROUPED, PRUNED, BARE_PRUNED): "",
     (STREAMED[200_000], OURS, DEFAULT): "",
@@ -223,7 +227,7 @@ def session(master: str, base: Path) -> Iterator[SparkSession]:
     connector = ",".join(map(str, jars("connector.xml", base / "connector")))
     builder = SparkSession.builder.master(master).appName("beside Kafka").config("spark.ui.enabled", "false")
     builder = builder.config("spark.jars", connector).config("spark.driver.memory", "4g")
-    spark = configure_spark(builder).getOrCreate()
+    spark = configure_delta(configure_spark(builder)).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
@@ -281,6 +285,7 @@ class Bench:
         reads: dict[str, Callable[[], DataFrame]] = {
             OURS: partial(self._ours.read, self.spark, "typed"),
             PRUNED: partial(self._ours.read, self.spark, "typed", columns=",".join(QUERY_COLUMNS)),
+            TIERED: partial(read_topic, self.spark, "tiered", bootstrap_servers=self._ours.servers),
             DEFAULT: partial(parsed, self._default),
             TUNED: partial(parsed, self._read_tuned),
         }
@@ -413,7 +418,17 @@ class Bench:
         with Admin(self._ours.servers) as admin:
             admin.create_topic(NewTopic("typed", self._partitions, BROKERS, schema=COLUMNS))
         self._ours.write(rows, "typed")
+        self._fill_tiered(rows)
         self._write_tuned.write(rows.select(F.to_json(F.struct("*")).alias("value")), "json")
+
+    def _fill_tiered(self, rows: DataFrame) -> None:
+        """Most of the rows in the topic's table, the rest in its log."""
+        boundary, config = int(self.rates.rows * TIERED_SHARE), {"delta.path": str(self._base / "tiered")}
+        with Admin(self._ours.servers) as admin:
+            admin.create_topic(NewTopic("tiered", self._partitions, BROKERS, schema=COLUMNS, config=config))
+        self._ours.write(rows.where(F.col("id") < boundary), "tiered")
+        tier_topic(self.spark, "tiered", self._ours.servers, include_active_segments=True)
+        self._ours.write(rows.where(F.col("id") >= boundary), "tiered")
 
     def _make(self, topic: str, config: dict[str, object]) -> None:
         """Kafka creates its topics on first use."""

@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from spark_broker.spark.option_table import Query
 from spark_broker.spark.options import ReadOptions, parse_options
+from spark_broker.spark.quiet_end import end_in_silence
 from spark_broker.spark.range_rows import ranges_schema
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.spark_schema import spark_schema
@@ -24,6 +25,7 @@ def read_schema(options: Mapping[str, str]) -> StructType:
     from spark_broker.client.retry import Deadline
     from spark_broker.spark.cluster import connected, selected_topics
 
+    end_in_silence()
     read = parse_options(options, Query.EITHER)
     if read.ranges:
         return ranges_schema()
@@ -36,6 +38,7 @@ def read_schema(options: Mapping[str, str]) -> StructType:
 @message_alone()
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """The reader of a query with this schema. A user's own schema may leave out or reorder columns."""
+    end_in_silence()
     read = parse_options(options)
     if read.ranges:
         raise invalid_option("ranges = true is for streams: a batch query reads records")
@@ -46,6 +49,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     """The reader of a streaming query with this schema, in the same way."""
     # The traceback stays here. Spark 4.2 fails on an error here (UnboundLocalError), and only the traceback names the
     # error.
+    end_in_silence()
     return StreamReader(parse_options(options, Query.STREAM), schema)
 
 

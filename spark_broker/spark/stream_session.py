@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache
-from types import TracebackType
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.group_offsets import GroupOffsets
@@ -35,7 +32,6 @@ class StreamSession:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        _end_in_silence()
         self._stack = ExitStack()
         self._metadata = self._stack.enter_context(connected(options.settings))
         self._group = GroupOffsets(self._metadata, options.group) if options.group else None
@@ -138,22 +134,3 @@ class StreamSession:
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._options.settings.default_api_timeout_ms)
-
-
-@cache
-def _end_in_silence() -> None:
-    """When a query stops, Spark closes the socket of this process. Its runner takes that for a failure, which it cannot
-    tell anybody, and the traceback of both would be the last that the user sees of the query.
-    """
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not (isinstance(error, BrokenPipeError) and _stems_from_the_end(error)):
-            previous(kind, error, trace)
-
-    sys.excepthook = hook
-
-
-def _stems_from_the_end(error: BaseException) -> bool:
-    context = error.__context__
-    return context is not None and (isinstance(context, EOFError) or _stems_from_the_end(context))

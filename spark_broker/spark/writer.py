@@ -29,6 +29,7 @@ from pyspark.sql.types import StructType
 
 from spark_broker.errors import AlreadyCommittedError, InvariantError, SparkBrokerError, invariant
 from spark_broker.spark.message_first import message_first
+from spark_broker.spark.quiet_end import end_in_silence
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.user_errors import message_alone
 from spark_broker.spark.write_options import Idempotence, WriteOptions, parse_write_options
@@ -86,6 +87,7 @@ class Written(WriterCommitMessage):
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
     """The sink of `df.write`. Raises typed errors of options, schema and cluster."""
     with message_first():
+        end_in_silence()
         if overwrite:
             raise invalid_option('a topic is only ever appended to: use mode("append")')
         plan = plan_write(parse_write_options(options), schema)
@@ -97,6 +99,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
     """The sink of `df.writeStream`. Raises typed errors of options, schema and cluster."""
     with message_first():
+        end_in_silence()
         parsed = parse_write_options(options)
         if parsed.idempotence is not None:
             raise invalid_option("txnAppId is for batch writes: a stream is its own application")

@@ -46,8 +46,13 @@ _DEFAULTS = {
 }
 """Spark's own defaults of the settings that we set."""
 
-_SET_LATER = ("spark.sql.", "spark.databricks.", "spark.log.level")
-"""Settings that `getOrCreate` does set on an existing session, or that matter only when a session begins."""
+UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
+
+_SET_LATER = ("spark.sql.", "spark.databricks.", "spark.log.level", UNIX_SOCKETS)
+"""Settings that `getOrCreate` does set on an existing session, that matter only when a session begins, or that only
+make it faster."""
+
+_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions", "spark.executor.extraJavaOptions")
 
 
 def _is_true(value: str) -> bool:
@@ -93,9 +98,16 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     if local_cluster(master) is not None and existing is None and _submitted_jvm() is None:
         use_own_folder()
     for name, value in _settings(master).items():
-        if name not in explicit:
+        if name not in explicit and not (name == UNIX_SOCKETS and _moves_temporary_files(explicit)):
             builder = builder.config(name, value)
     return builder
+
+
+def _moves_temporary_files(explicit: Mapping[str, str]) -> bool:
+    """Whether Java's temporary directory is another than the usual one. Sockets are made there, and the name of a
+    socket may have 107 bytes."""
+    given = [explicit.get(name, "") for name in _JAVA_OPTIONS] + [os.environ.get("JAVA_TOOL_OPTIONS", "")]
+    return any("java.io.tmpdir" in options for options in given)
 
 
 def check_java() -> None:
@@ -182,7 +194,7 @@ def _settings(master: str) -> dict[str, str]:
         settings |= _package_path()
         # Over TCP, a task's first rows wait 40 ms for an acknowledgement that the other side delays. Elsewhere the
         # directories of executors may have names that are too long for such sockets.
-        settings |= {"spark.python.unix.domain.socket.enabled": "true"}
+        settings |= {UNIX_SOCKETS: "true"}
     return settings
 
 

@@ -1,4 +1,4 @@
-"""A short connection to the cluster, for one step of a query: its schema, its plan, or one of its tasks.
+"""A short connection to the cluster, for one step of a query: its schema or its plan. Tasks use `spark/kept.py`.
 
 Each of these steps is a process of its own, forked from one that must have no threads, so Spark's processes import this
 module late. What they learn here is lost when they end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -113,3 +114,15 @@ def test_metadata_that_is_older_than_the_plan_is_fetched_anew(
     refreshed.clear()
     assert later.table().num_rows == 100
     assert refreshed == [8], "the plan knows more"
+
+
+def test_what_was_imported_is_no_part_of_the_collection_after_each_task(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 100)
+    query = read(subscribe="t")
+    kept.spare_collections.cache_clear()
+    gc.unfreeze()
+    try:
+        query.table()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()

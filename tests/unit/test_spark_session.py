@@ -36,6 +36,16 @@ def test_it_sets_what_brokers_need() -> None:
     assert options["spark.driver.bindAddress"] == options["spark.driver.host"] == "127.0.0.1"
 
 
+def test_unix_sockets_are_for_one_machine_with_the_usual_temporary_directory() -> None:
+    name = "spark.python.unix.domain.socket.enabled"
+    assert configured(spark_master="local[2]")[name] == "true"
+    assert configured(spark_master="local-cluster[3,2,1024]")[name] == "true"
+    assert name not in configured(spark_master="spark://host:7077")
+    assert name not in configured(spark_master="yarn")
+    elsewhere = {"spark_driver_extraJavaOptions": "-Xss4m -Djava.io.tmpdir=/a/long/name"}
+    assert name not in configured(spark_master="local[2]", **elsewhere)
+
+
 def test_it_keeps_what_the_user_set() -> None:
     options = configured(
         spark_master="local[2]",

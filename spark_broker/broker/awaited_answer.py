@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from spark_broker.broker.reply import Answer, Reply
-from spark_broker.errors import RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import RequestTimedOutError, SparkBrokerError, again
 from spark_broker.protocol.messages import Message
 
 
@@ -19,6 +19,8 @@ class AwaitedAnswer:
         self._then: Reply | None = None
 
     def __call__(self, answer: Answer) -> None:
+        if isinstance(answer, SparkBrokerError):
+            answer = again(answer)  # The frames of the one that was raised hold this object.
         with self._lock:
             self._answer, then = answer, self._then
         self._done.set()
@@ -44,5 +46,5 @@ class AwaitedAnswer:
         """The answer. Raises the error if that is the outcome."""
         outcome = self.outcome(timeout_ms)
         if isinstance(outcome, SparkBrokerError):
-            raise outcome
+            raise again(outcome)
         return outcome

@@ -15,6 +15,7 @@ from spark_broker.errors import (
     CoordinatorNotAvailableError,
     SparkBrokerError,
     UnknownServerError,
+    again,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import AddPartitionToTransactionRequest, AddPartitionToTransactionResponse, Message
@@ -103,7 +104,7 @@ class Confirmations:
         """Act on the coordinator's answer, or on the error in its place. Raises the error that refuses the batch."""
         if isinstance(answer, SparkBrokerError):
             if not answer.retriable:
-                raise answer
+                raise again(answer)
             # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
             raise CoordinatorNotAvailableError(f"{transactional_id!r}: {answer.message}")
         if not isinstance(answer, AddPartitionToTransactionResponse):

@@ -21,6 +21,7 @@ from spark_broker.errors import (
     NetworkError,
     SparkBrokerError,
     StorageRefusedError,
+    again,
     error_from_code,
     invariant,
 )
@@ -134,7 +135,7 @@ class FetchSession:
     def _rebuild(self, rebuild: _Rebuild, answer: object) -> None:
         partition = rebuild.partition
         if isinstance(answer, SparkBrokerError):
-            raise answer
+            raise again(answer)
         if isinstance(answer, ReplicaStateResponse):
             leader_epoch = rebuild.request.leader_epoch
             fields = {"topic_partition": str(partition), "leader_epoch": leader_epoch, "why": partition.restart_reason}

@@ -14,6 +14,7 @@ from spark_broker.errors import (
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
+    again,
 )
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import CallResponse, Message
@@ -138,7 +139,7 @@ class _Link:
                 self._answers.pop(correlation, None)
             self._close_if_idle()
         if isinstance(answer, SparkBrokerError):
-            raise answer
+            raise again(answer)
         return answer
 
     def _unused(self) -> int:

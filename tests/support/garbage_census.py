@@ -50,5 +50,6 @@ def _garbage() -> dict[str, int]:
     found = Counter(type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("spark_broker"))
     gc.garbage.clear()
     gc.set_debug(0)
+    gc.unfreeze()  # the broker's own callback has frozen what was found
     gc.collect()
     return dict(found)

@@ -23,6 +23,7 @@ from spark_broker.broker.hosting import KeptBroker, Lines
 from spark_broker.broker.spec import FAILED, LOST, BrokerOutcome, BrokerSpec
 from spark_broker.errors import KafkaStorageError, SparkBrokerError
 from spark_broker.process_limits import limit_reached
+from spark_broker.quiet_end import end_in_silence
 from spark_broker.threads import begin
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ def keeper_task() -> Callable[[Iterable[bytes]], Iterator[bytes]]:
 
 def run_keeper(rows: Iterable[bytes]) -> Iterator[bytes]:
     """Keep brokers until the driver ends the task with `Leave`, or is gone."""
+    end_in_silence()
     order = msgspec.json.decode(bytes(next(iter(rows))), type=KeeperOrder)
     executor = executor_identity()
     if executor.verified and executor.executor_id != order.executor_id:

@@ -8,9 +8,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from spark_broker.quiet_end import end_in_silence
 from spark_broker.spark.option_table import Query
 from spark_broker.spark.options import ReadOptions, parse_options
-from spark_broker.spark.quiet_end import end_in_silence
 from spark_broker.spark.range_rows import ranges_schema
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.spark_schema import spark_schema

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from spark_broker.errors import invariant
+from spark_broker.quiet_end import end_in_silence
 from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch, leader_epoch_column
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, TaskRanges
@@ -64,6 +65,7 @@ def planned(
 def read_task(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one task, of each range in order of their offsets. Raises typed errors."""
     # Spark asks for InputPartition(None) when there is nothing to read.
+    end_in_silence()
     if partition.value is not None:
         invariant(isinstance(partition.value, Planned), "a task gets what partitions() planned")
         with message_alone():

@@ -8,11 +8,11 @@ hidden.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spark_broker.errors import SparkBrokerError, UnknownServerError
+from spark_broker.quiet_end import is_worker
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 
@@ -26,12 +26,6 @@ def message_alone() -> Iterator[None]:
     try:
         yield
     except SparkBrokerError as error:
-        if _is_worker() and not isinstance(error, OURS):
+        if is_worker() and not isinstance(error, OURS):
             os.environ[HIDE_TRACEBACK] = "1"
         raise
-
-
-def _is_worker() -> bool:
-    """Whether this process is a Python worker of Spark's: it runs `python -m pyspark.daemon` or a worker's module."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name.startswith("pyspark.")

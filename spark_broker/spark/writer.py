@@ -28,8 +28,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from spark_broker.errors import AlreadyCommittedError, InvariantError, SparkBrokerError, invariant
+from spark_broker.quiet_end import end_in_silence
 from spark_broker.spark.message_first import message_first
-from spark_broker.spark.quiet_end import end_in_silence
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.user_errors import message_alone
 from spark_broker.spark.write_options import Idempotence, WriteOptions, parse_write_options
@@ -217,6 +217,7 @@ def write_attempt(plan: WritePlan, version: Version | None, batches: Iterator[pa
     """Join the version at the first row, and write. If the version is committed already, the rows are passed over."""
     from spark_broker.spark.kept import spare_collections
 
+    end_in_silence()
     written = _written(plan, version, batches)
     spare_collections()
     return written

@@ -27,6 +27,7 @@ GROUPS = (
         "native_calls",
         "process_limits",
         "short_pauses",
+        "quiet_end",
         "threads",
     ),
     ("setting_values",),

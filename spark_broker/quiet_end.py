@@ -1,12 +1,11 @@
-"""The end of a process of Spark that plans a query, or a stream's batches.
+"""The end of a Python process of Spark's: one that plans a query or a stream's batches, or a task's worker.
 
-Spark has what it wanted, and closes the socket. Over a Unix socket the last word of the process then fails, and Python
-would print the traceback of that: after nearly every query, though nothing went wrong.
+Spark has what it wanted, or nobody wants the rest (`show`, `limit`, a query that is stopped), and closes the socket.
+The last word of the process then fails, and Python would print the traceback of that, though nothing went wrong.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,11 +13,16 @@ from functools import cache
 from types import TracebackType
 
 
+def is_worker() -> bool:
+    """Whether this process is a Python worker of Spark's: it runs `python -m pyspark.daemon` or a worker's module."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")
+
+
 @cache
 def end_in_silence() -> None:
-    """Print nothing of a broken pipe at the end of this process. Only in a process that Spark speaks with over a Unix
-    socket, and that does nothing for anybody else: not in a task's."""
-    if os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED", "").lower() != "true":
+    """Print nothing of a broken pipe at the end of this process, if it is one of Spark's."""
+    if not is_worker():
         return
     traceback.print_exc = _unless_broken_pipe(traceback.print_exc)
     previous = sys.excepthook

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import TypeVar
 
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.settings import Address
@@ -19,6 +20,9 @@ from spark_broker.config import ConsumerConfig
 from spark_broker.transport.client import Connection
 from spark_broker.transport.client_stream import ClientStream
 from spark_broker.transport.origin import after_fork
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 CLUSTERS_MAX = 4
 STREAMS_MAX = 16
@@ -44,19 +48,11 @@ class Kept:
         left: ClusterMetadata | None = metadata
         try:
             yield metadata
-            left = self._kept_instead_of(settings, metadata)
+            with self._lock:
+                left = _put(self._metadata, settings, metadata, CLUSTERS_MAX)
         finally:
             if left is not None:
                 left.close()
-
-    def _kept_instead_of(self, settings: ConsumerConfig, metadata: ClusterMetadata) -> ClusterMetadata | None:
-        """Keep it. Returns what is kept no longer."""
-        with self._lock:
-            replaced = self._metadata.pop(settings, None)
-            self._metadata[settings] = metadata
-            if len(self._metadata) > CLUSTERS_MAX:
-                _, replaced = self._metadata.popitem(last=False)
-            return replaced
 
     def stream(self, address: Address) -> ClientStream:
         """A stream of fetches to this broker. Raises NetworkError."""
@@ -71,12 +67,9 @@ class Kept:
     def keep(self, address: Address, stream: ClientStream) -> None:
         """Keep a stream on which no answer is due."""
         with self._lock:
-            replaced = self._streams.pop(address, None)
-            self._streams[address] = stream
-            if len(self._streams) > STREAMS_MAX:
-                _, replaced = self._streams.popitem(last=False)
-        if replaced is not None:
-            replaced.close()
+            left = _put(self._streams, address, stream, STREAMS_MAX)
+        if left is not None:
+            left.close()
 
     def close(self) -> None:
         """Close everything that is kept."""
@@ -88,6 +81,15 @@ class Kept:
             metadata.close()
         for stream in streams:
             stream.close()
+
+
+def _put(kept: OrderedDict[K, V], key: K, value: V, most: int) -> V | None:
+    """Keep it as the newest. Returns what is kept no longer."""
+    left = kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        _, left = kept.popitem(last=False)
+    return left
 
 
 KEPT = Kept()

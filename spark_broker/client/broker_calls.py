@@ -16,29 +16,31 @@ from spark_broker.times import from_ms
 Answer = TypeVar("Answer", bound=Message)
 
 
-def ask_broker(
-    metadata: ClusterMetadata, broker: BrokerMetadata, request: Message, kind: type[Answer], deadline: Deadline
-) -> Answer:
-    """The broker's answer; errors that pass are tried again until the deadline. Raises the others."""
-    answer = call_with_retries(
-        lambda: metadata.call(address_of(broker), request, deadline),
-        deadline=deadline,
-        backoff=metadata.backoff,
-        closing=metadata.closing,
-    )
-    if not isinstance(answer, kind):
-        raise UnknownServerError(f"{type(request).__name__} was answered with {type(answer).__name__}")
-    return answer
+def ask_live_brokers(
+    metadata: ClusterMetadata, request: Message, kind: type[Answer], deadline: Deadline
+) -> list[tuple[int, Answer]]:
+    """The answers of all live brokers, in order of their ids. Errors that pass are tried again until the deadline.
+
+    If a broker dies meanwhile, those that are live then are asked: what it had may be theirs. Raises other errors.
+    """
+
+    def once() -> list[tuple[int, Answer]]:
+        brokers = sorted(metadata.fetch([], deadline).brokers.values(), key=lambda broker: broker.id)
+        return [(broker.id, ask(broker)) for broker in brokers if not broker.fenced]
+
+    def ask(broker: BrokerMetadata) -> Answer:
+        answer = metadata.call(address_of(broker), request, deadline)
+        if not isinstance(answer, kind):
+            raise UnknownServerError(f"{type(request).__name__} was answered with {type(answer).__name__}")
+        return answer
+
+    return call_with_retries(once, deadline=deadline, backoff=metadata.backoff, closing=metadata.closing)
 
 
 def describe_log_dirs(metadata: ClusterMetadata, deadline: Deadline) -> list[LogDirInfo]:
     """The log directories of all live brokers, in order of their ids."""
-    brokers = sorted(metadata.fetch([], deadline).brokers.values(), key=lambda broker: broker.id)
-    return [
-        _info(broker.id, ask_broker(metadata, broker, DescribeLogDirRequest(), DescribeLogDirResponse, deadline))
-        for broker in brokers
-        if not broker.fenced
-    ]
+    answers = ask_live_brokers(metadata, DescribeLogDirRequest(), DescribeLogDirResponse, deadline)
+    return [_info(broker_id, answer) for broker_id, answer in answers]
 
 
 def _info(broker_id: int, answer: DescribeLogDirResponse) -> LogDirInfo:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from spark_broker.client.settings import Address
 from spark_broker.errors import ClosedError, NetworkError, RequestTimedOutError
 from spark_broker.protocol.messages import CallResponse, Message
-from spark_broker.transport.client import Connection
+from spark_broker.transport.client import Connection, Meanwhile
 
 MAX_CONNECTIONS = 64
 
@@ -24,11 +24,13 @@ class ConnectionPool:
         self._connections: OrderedDict[Address, Connection] = OrderedDict()
         self._closed = False
 
-    def call(self, address: Address, request: Message, *, timeout_ms: int) -> CallResponse:
+    def call(
+        self, address: Address, request: Message, *, timeout_ms: int, meanwhile: Meanwhile | None = None
+    ) -> CallResponse:
         """One call, without retries. Raises the broker's typed error, NetworkError or RequestTimedOutError."""
         connection = self._get(address)
         try:
-            return connection.call(request, timeout_ms=timeout_ms)
+            return connection.call(request, timeout_ms=timeout_ms, meanwhile=meanwhile)
         except (NetworkError, RequestTimedOutError):
             # Nobody knows what became of the call: the next one must not wait behind it.
             self._drop(address, connection)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 from spark_broker.client import given
@@ -233,13 +234,30 @@ class ClusterMetadata:
             raise explained(error, list(latest.values())) from None
 
     def call(self, address: Address, request: Message, deadline: Deadline) -> CallResponse:
-        """One call to one broker, without retries."""
+        """One call to one broker, without retries. Raises NetworkError once the controller takes it for dead."""
         timeout_ms = min(self._request_timeout_ms, deadline.remaining_ms)
         try:
-            return self.pool.call(address, request, timeout_ms=max(1, timeout_ms))
+            return self._call(address, request, timeout_ms=max(1, timeout_ms))
         except _UNANSWERED:
             self._suspects[address] = time.monotonic()
             raise
+
+    def _call(self, address: Address, request: Message, *, timeout_ms: int) -> CallResponse:
+        """Wait for the answer of a broker as long as it is live: nobody else sees that a frozen one will not answer."""
+        if not self._is_live(address):  # a bootstrap address may be another than the one that its broker has registered
+            return self.pool.call(address, request, timeout_ms=timeout_ms)
+
+        def meanwhile(remaining_s: float) -> None:
+            self._suspects[address] = time.monotonic()
+            with suppress(*_UNANSWERED, BootstrapUnreachableError, ThrottlingQuotaExceededError):
+                self.fetch([], Deadline.after_ms(min(ATTEMPT_TIMEOUT_MS, remaining_s * 1000)))
+            if not self._is_live(address):
+                raise NetworkError(f"{address} has not answered, and the controller takes its broker for dead")
+
+        return self.pool.call(address, request, timeout_ms=timeout_ms, meanwhile=meanwhile)
+
+    def _is_live(self, address: Address) -> bool:
+        return any(address_of(broker) == address and not broker.fenced for broker in self._view.brokers.values())
 
     def suspect(self, address: Address) -> None:
         """Ask this broker last for a while, because a stream to it broke."""
@@ -263,7 +281,8 @@ class ClusterMetadata:
             attempt_ms = self._attempt_timeout_ms(request, round_)
             timeout_ms = min(attempt_ms, max(1, deadline.remaining_ms))
             try:
-                answer = self.pool.call(address, request, timeout_ms=timeout_ms)
+                call = self.pool.call if isinstance(request, MetadataRequest) else self._call
+                answer = call(address, request, timeout_ms=timeout_ms)
             except (*_UNANSWERED, ThrottlingQuotaExceededError) as error:
                 self._suspects[address] = time.monotonic()  # the others may have less to do
                 if isinstance(error, RequestTimedOutError) and timeout_ms < attempt_ms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_broker.client.broker_calls import ask_broker
+from spark_broker.client.broker_calls import ask_live_brokers
 from spark_broker.client.cluster_view import ClusterView
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
@@ -11,7 +11,6 @@ from spark_broker.errors import InvalidProducerIdMappingError, InvalidTxnStateEr
 from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition, TransactionInfo
 from spark_broker.protocol.messages import (
     AbortTransactionRequest,
-    BrokerMetadata,
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     EmptyResponse,
@@ -31,11 +30,10 @@ def list_transactions(metadata: ClusterMetadata, deadline: Deadline) -> list[Tra
     """From every live broker. If two claim one id, the coordinator with the higher epoch is right."""
     view = metadata.fetch(None, deadline)
     transactions: dict[str, TransactionInfo] = {}
-    for broker in sorted(view.brokers.values(), key=lambda broker: broker.id):
-        if broker.fenced:
-            continue
-        for description in _coordinated_by(metadata, broker, deadline):
-            info = _info(description, view, broker.id)
+    request = DescribeTransactionsRequest(None)
+    for broker_id, answer in ask_live_brokers(metadata, request, DescribeTransactionsResponse, deadline):
+        for description in answer.transactions:
+            info = _info(description, view, broker_id)
             earlier = transactions.get(info.transactional_id)
             if earlier is None or earlier.coordinator_epoch < info.coordinator_epoch:
                 transactions[info.transactional_id] = info
@@ -78,13 +76,6 @@ def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline
     producer_id, producer_epoch = transaction.writers[0]
     request = EndTransactionRequest(transactional_id, producer_id, producer_epoch, committed=False)
     coordinator.ask(request, InitProducerIdResponse, deadline)
-
-
-def _coordinated_by(
-    metadata: ClusterMetadata, broker: BrokerMetadata, deadline: Deadline
-) -> list[TransactionDescription]:
-    request = DescribeTransactionsRequest(None)
-    return ask_broker(metadata, broker, request, DescribeTransactionsResponse, deadline).transactions
 
 
 def _info(transaction: TransactionDescription, view: ClusterView, coordinator: int) -> TransactionInfo:

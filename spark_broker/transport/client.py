@@ -9,6 +9,8 @@ import itertools
 import queue
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from spark_broker.errors import (
     NetworkError,
@@ -26,6 +28,14 @@ from spark_broker.transport.frames import UINT32_MAX, Frame, Operation, encode
 from spark_broker.transport.hello import check_hello, hello
 from spark_broker.transport.origin import Origin
 from spark_broker.transport.sockets import connected
+
+T = TypeVar("T")
+
+Meanwhile = Callable[[float], None]
+"""What a caller does now and then while it waits, with the seconds that are left. What it raises ends the wait."""
+
+MEANWHILE_S = 1.0
+"""How often."""
 
 
 class Connection:
@@ -47,12 +57,12 @@ class Connection:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def call(self, request: Message, *, timeout_ms: int) -> CallResponse:
+    def call(self, request: Message, *, timeout_ms: int, meanwhile: Meanwhile | None = None) -> CallResponse:
         """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
-        RequestTimedOutError."""
+        RequestTimedOutError, and what `meanwhile` raises."""
         deadline_s = time.monotonic() + max(timeout_ms, 1) / 1000
         link = self._linked(deadline_s)
-        answer = link.ask(wire.encode(request), min(deadline_s - time.monotonic(), LONGEST_WAIT_S))
+        answer = link.ask(wire.encode(request), deadline_s, meanwhile)
         if answer is None:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms")
         return wire.decode_response(answer)
@@ -97,6 +107,19 @@ class Connection:
             raise NetworkError(f"{self.address}: the connection is closed")
 
 
+def _first(answers: queue.SimpleQueue[T], deadline_s: float, meanwhile: Meanwhile | None) -> T | None:
+    """What comes first; None: nothing came in time."""
+    while True:
+        remaining_s = max(0.001, min(deadline_s - time.monotonic(), LONGEST_WAIT_S))
+        try:
+            return answers.get(timeout=remaining_s if meanwhile is None else min(remaining_s, MEANWHILE_S))
+        except queue.Empty:
+            if time.monotonic() >= deadline_s:
+                return None
+            if meanwhile is not None:
+                meanwhile(deadline_s - time.monotonic())
+
+
 class _Link:
     """One socket: `_answers` has who waits for the answer to which call."""
 
@@ -123,7 +146,7 @@ class _Link:
     def closed(self) -> bool:
         return self.channel.closed
 
-    def ask(self, request: bytes, timeout_s: float) -> wire.Buffer | None:
+    def ask(self, request: bytes, deadline_s: float, meanwhile: Meanwhile | None) -> wire.Buffer | None:
         """The encoded answer; None: it did not come in time. Raises NetworkError, or what the peer refused it with."""
         answers: queue.SimpleQueue[wire.Buffer | SparkBrokerError] = queue.SimpleQueue()
         with self._lock:
@@ -131,9 +154,7 @@ class _Link:
             self._answers[correlation] = answers
         try:
             self._send(encode(Operation.CALL, request, correlation=correlation))
-            answer = answers.get(timeout=max(timeout_s, 0.001))
-        except queue.Empty:
-            return None
+            answer = _first(answers, deadline_s, meanwhile)
         finally:
             with self._lock:
                 self._answers.pop(correlation, None)

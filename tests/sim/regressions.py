@@ -410,4 +410,16 @@ REGRESSIONS = [
         found="a process that died while a log was emptied to begin anew further on counted that log as damaged",
         mended="broker/partition.py",
     ),
+    Regression(
+        seed=200021227,
+        events=500,
+        found="(rig) an election of a broker that the same file of metadata took into the ISR counted as unclean",
+        mended="testing/simulation/invariants.py",
+    ),
+    Regression(
+        seed=200063189,
+        events=500,
+        found="(rig) a member was thought to know the name of a deleted topic that its next coordinator assigned",
+        mended="testing/simulation/sharing_member.py",
+    ),
 ]

@@ -133,7 +133,7 @@ class SimulatedController(NetworkNode):
     def _append(self, records: Sequence[MetadataRecord]) -> int:
         """Write the file, or check that the log is still ours. A log that fails ends the controller: what became of its
         decisions is unknown."""
-        self._world.store.waited_ms = 0.0
+        self._world.store.waited_ms, before = 0.0, self.log.image
         try:
             offset = self.log.append(records) if records else self._checked()
         except (MetadataStoreError, StaleControllerEpochError) as error:
@@ -143,7 +143,7 @@ class SimulatedController(NetworkNode):
         finally:
             self._retry_ms, self._world.store.waited_ms = self._world.store.waited_ms, 0.0
         if records and not self._world.older_metadata.on_trial:
-            self._world.invariants.metadata_committed(self.log.image)
+            self._world.invariants.metadata_committed(before, records, self.log.image)
         return offset
 
     def _checked(self) -> int:

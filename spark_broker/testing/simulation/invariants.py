@@ -6,11 +6,13 @@ only at replicas whose offsets, role or epoch changed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
 from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
+from spark_broker.controller.records import MetadataRecord
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import DamagedLogError, OffsetNotAvailableError, SparkBrokerError
 from spark_broker.model import INTERNAL_PREFIX, NO_LEADER, TopicPartition
@@ -121,8 +123,10 @@ class Invariants:
         """A broker answers an append. The answer is checked after the event."""
         self._acknowledged.append((process, request, message, base_offset))
 
-    def metadata_committed(self, image: MetadataImage) -> None:
-        """The metadata log holds a new file."""
+    def metadata_committed(self, read: MetadataImage, records: Sequence[MetadataRecord], image: MetadataImage) -> None:
+        """The metadata log holds a new file: its controller had read the log up to `read`."""
+        if self._world.unclean.allowed:
+            self._note_unclean(read, records)
         before, self.image = self.image, image
         if self._world.tiering is not None:
             self._world.tiering.recorded(before, image)
@@ -135,7 +139,6 @@ class Invariants:
         for key in MetadataDelta(before, image).partitions_changed:
             state = image.partition(*key)
             if state is not None:
-                self._note_unclean(key, before.partition(*key), state)
                 self._check_partition(key, before.partition(*key), state)
                 check_joined(self._name(key), key, before, image)
 
@@ -150,13 +153,21 @@ class Invariants:
         for key in [key for key in self.committed if image.partition(*key) is None]:
             del self.committed[key]
 
-    def _note_unclean(self, key: Key, before: PartitionRegistration | None, state: PartitionRegistration) -> None:
-        """Known bug 16: only an unclean election may lose records; in any other the winner has all of them."""
-        unclean = self._world.unclean
-        if unclean.allowed and before is not None and unclean.is_unclean(before, state):
-            unclean.elected(key, TopicPartition(self.image.topics[key[0]].name, key[1]))
-            self.committed.pop(key, None)
-            self._shown.pop(key, None)
+    def _note_unclean(self, read: MetadataImage, records: Sequence[MetadataRecord]) -> None:
+        """Known bug 16: only an unclean election may lose records; in any other the winner has all of them.
+
+        One file may take a broker into the ISR and elect it, so this looks at one record after the other.
+        """
+        unclean, before = self._world.unclean, self.image
+        for image in (read, *(read := read.apply([record]) for record in records)):
+            for key in MetadataDelta(before, image).partitions_changed:
+                was, state = before.partition(*key), image.partition(*key)
+                if was is None or state is None or not unclean.is_unclean(was, state):
+                    continue
+                unclean.elected(key, TopicPartition(image.topics[key[0]].name, key[1]))
+                self.committed.pop(key, None)
+                self._shown.pop(key, None)
+            before = image
 
     def _check_prefix(self, process: BrokerProcess, image: MetadataImage) -> None:
         """Known bug 18: a broker's metadata is a prefix of the controller's."""

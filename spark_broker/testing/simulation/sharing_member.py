@@ -258,8 +258,8 @@ class SimSharingMember(SimConsumer):
         for key in sorted(taken):
             self._sharing.check_took(self, key)
         if taken:
-            names = self.membership.topics
-            partitions = tuple(TopicPartition(names[id_], number) for id_, number in sorted(taken))
+            names = self.membership.topics  # a coordinator names no topic that is deleted
+            partitions = tuple(TopicPartition(names[id_], number) for id_, number in sorted(taken) if id_ in names)
             self.world.history.add(Assigned(self.name, partitions, self.membership.epoch))
         self._owned |= taken
 

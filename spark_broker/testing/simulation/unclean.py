@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import LogTruncationError
-from spark_broker.model import NO_LEADER, TopicPartition
+from spark_broker.model import INTERNAL_PREFIX, NO_LEADER, TopicPartition
 from spark_broker.protocol.messages import ElectLeadersRequest
 from spark_broker.testing.history import UncleanElection
 from spark_broker.testing.simulation.aside import is_aside
@@ -83,7 +83,9 @@ class UncleanElections:
         return state.leader_epoch > before.leader_epoch and not {*elected} <= {*before.isr, *before.elr}
 
     def elected(self, key: Key, tp: TopicPartition) -> None:
-        """The rules about committed records no longer apply to this partition."""
+        """The rules about committed records no longer apply to this partition. Nobody allows it for internal topics."""
+        if tp.topic.startswith(INTERNAL_PREFIX):
+            raise ViolationError("internal topics lose nothing", f"{tp} has a leader that may lack records")
         self._world.trace.count("unclean elections")
         self._world.history.add(UncleanElection(tp, has_table=self._world.tiering is not None))
         self.released.add(key)

@@ -310,10 +310,11 @@ class PartitionPosition:
         """The error that poll raises once. Moves the position to where the log diverges, unless a seek has moved it."""
         error, self.truncation = self.truncation, None
         if error is not None and self.generation == self.truncated_generation:
-            offset, lineage = error.divergent_offset, self.lineage
-            self.move_to(offset, known_epoch(lineage.epoch_at(offset - 1)))
-            # The next truncation may reach further back than this one.
-            self.lineage = lineage.truncate_to(offset)
+            offset, kept = error.divergent_offset, self.lineage.truncate_to(error.divergent_offset)
+            # A reader that began further on has read nothing there: the leader said which of its epochs ends there.
+            self.move_to(offset, known_epoch(kept.latest_epoch if kept.entries else error.diverging_epoch))
+            if kept.entries:
+                self.lineage = kept  # the next truncation may reach further back than this one
         return error
 
     def may_fetch(self, leader_epoch: int, now_ms: float) -> bool:

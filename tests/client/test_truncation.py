@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from spark_broker import Consumer, OffsetAndMetadata, TopicPartition
 from spark_broker.client.partition_position import PartitionPosition, Prefetched, Start
 from spark_broker.core.divergence import Diverging
 from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError
+from spark_broker.model import NO_EPOCH
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_consumer import poll_error, poll_rows, values_of
 
@@ -151,6 +153,39 @@ def test_a_second_cut_that_reaches_further_back_is_noticed_as_far_back() -> None
         assert error is not None
         assert error.divergent_offset == told
     assert state.fetched_epoch == 2
+
+
+def test_a_reader_that_resumed_knows_the_epoch_before_the_place_to_which_it_was_cut() -> None:
+    """It has read nothing before its first position: the leader has said which epoch ends there."""
+    state = PartitionPosition(T0, Start.COMMITTED, Start.EARLIEST)
+    state.move_to(23, leader_epoch=3)
+    state.truncated(Diverging(2, 14))
+    assert state.notify_truncation() is not None
+    assert state.to_commit == OffsetAndMetadata(14, 2)
+    assert state.fetched_epoch == 2
+
+
+def test_a_leader_that_knows_no_epoch_before_the_cut_names_none() -> None:
+    state = PartitionPosition(T0, Start.COMMITTED, Start.EARLIEST)
+    state.move_to(23, leader_epoch=3)
+    state.truncated(Diverging(NO_EPOCH, 14))
+    assert state.notify_truncation() is not None
+    assert state.to_commit == OffsetAndMetadata(14, None)
+
+
+def test_a_group_that_resumed_and_was_cut_is_notified_of_the_next_cut(topic: FakeCluster, values: Values) -> None:
+    """Story: two unclean elections; between them the group had committed where the first one had left it."""
+    resumed = partial(Consumer, topic.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest")
+    with resumed() as consumer:
+        poll_rows(consumer, 4)
+    topic.cut("t", 0, 2)
+    with resumed() as consumer:
+        assert truncation(consumer).divergent_offset == 2
+    topic.cut("t", 0, 1)
+    topic.store("t", 0, values("x", "y", "z"))
+    with resumed() as consumer:
+        assert truncation(consumer).divergent_offset == 1
+        assert values_of(poll_rows(consumer, 3)) == ["x", "y", "z"]
 
 
 def test_a_leader_that_cannot_have_heard_of_the_committed_epoch_is_not_asked() -> None:

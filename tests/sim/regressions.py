@@ -422,4 +422,10 @@ REGRESSIONS = [
         found="(rig) a member was thought to know the name of a deleted topic that its next coordinator assigned",
         mended="testing/simulation/sharing_member.py",
     ),
+    Regression(
+        seed=210005248,
+        events=500,
+        found="a group that had resumed, and was cut by an unclean election, read on past the next one without notice",
+        mended="client/partition_position.py",
+    ),
 ]

@@ -15,7 +15,7 @@ from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionR
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import DamagedLogError, OffsetNotAvailableError, SparkBrokerError
-from spark_broker.model import INTERNAL_PREFIX, NO_LEADER, TopicPartition
+from spark_broker.model import INTERNAL_PREFIX, NO_LEADER
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest
 from spark_broker.protocol.wire import Buffer
@@ -125,8 +125,9 @@ class Invariants:
 
     def metadata_committed(self, read: MetadataImage, records: Sequence[MetadataRecord], image: MetadataImage) -> None:
         """The metadata log holds a new file: its controller had read the log up to `read`."""
-        if self._world.unclean.allowed:
-            self._note_unclean(read, records)
+        for key in self._world.unclean.written(self.image, read, records):
+            self.committed.pop(key, None)
+            self._shown.pop(key, None)
         before, self.image = self.image, image
         if self._world.tiering is not None:
             self._world.tiering.recorded(before, image)
@@ -152,22 +153,6 @@ class Invariants:
                 self.forget(machine, key)
         for key in [key for key in self.committed if image.partition(*key) is None]:
             del self.committed[key]
-
-    def _note_unclean(self, read: MetadataImage, records: Sequence[MetadataRecord]) -> None:
-        """Known bug 16: only an unclean election may lose records; in any other the winner has all of them.
-
-        One file may take a broker into the ISR and elect it, so this looks at one record after the other.
-        """
-        unclean, before = self._world.unclean, self.image
-        for image in (read, *(read := read.apply([record]) for record in records)):
-            for key in MetadataDelta(before, image).partitions_changed:
-                was, state = before.partition(*key), image.partition(*key)
-                if was is None or state is None or not unclean.is_unclean(was, state):
-                    continue
-                unclean.elected(key, TopicPartition(image.topics[key[0]].name, key[1]))
-                self.committed.pop(key, None)
-                self._shown.pop(key, None)
-            before = image
 
     def _check_prefix(self, process: BrokerProcess, image: MetadataImage) -> None:
         """Known bug 18: a broker's metadata is a prefix of the controller's."""
@@ -288,7 +273,7 @@ class Invariants:
         """A process opened the replica: what its predecessor had written is there, unless the machine went down."""
         shadow = ReplicaShadow(process=process.name)
         shadow.begin_at(partition.replica.log_start_offset)
-        shadow.append(self._headers(partition, partition.replica.log_start_offset))
+        shadow.append(self._headers(partition, partition.replica.log_start_offset, before))
         shadow.end_offset = max(shadow.end_offset, partition.replica.log_end_offset)
         after_machine_crash = process.directory.start_kind is StartKind.MACHINE_CRASH
         lost_by_design = after_machine_crash or process.machine.incomplete
@@ -333,9 +318,13 @@ class Invariants:
                 str(partition),
             )
 
-    def _headers(self, partition: Partition, from_offset: int) -> list[BatchHeader]:
-        """The headers of a log from an offset on, as they were before compaction."""
-        committed = self.committed.get(partition.key)
+    def _headers(
+        self, partition: Partition, from_offset: int, before: ReplicaShadow | None = None
+    ) -> list[BatchHeader]:
+        """The headers of a log from an offset on, as they were before compaction. Where nothing is committed for good,
+        `before` says how they were.
+        """
+        committed = self.committed.get(partition.key) or (None if before is None else before.as_committed())
         return self._world.compactions.as_committed(partition.log.headers(from_offset), committed)
 
     def _check_still_member(self, process: BrokerProcess, partition: Partition) -> None:

@@ -69,6 +69,10 @@ class ReplicaShadow:
     interrupted: bool = False
     state: tuple[object, ...] = ()
 
+    def as_committed(self) -> CommittedLog:
+        """What it holds, as if all of it were committed."""
+        return CommittedLog(self.process, self.headers, end_offset=self.end_offset)
+
     def cut(self, end_offset: int) -> None:
         """The log ends there now."""
         self.headers = self.headers[: bisect_left(self.headers, end_offset, key=_base)]

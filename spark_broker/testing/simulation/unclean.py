@@ -8,14 +8,16 @@ checker judges. In a schedule without such elections every rule holds for every 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_broker.controller.image import PartitionRegistration
+from spark_broker.controller.delta import MetadataDelta
+from spark_broker.controller.image import MetadataImage, PartitionRegistration
+from spark_broker.controller.records import MetadataRecord
 from spark_broker.errors import LogTruncationError
-from spark_broker.model import INTERNAL_PREFIX, NO_LEADER, TopicPartition
+from spark_broker.model import NO_LEADER, TopicPartition
 from spark_broker.protocol.messages import ElectLeadersRequest
 from spark_broker.testing.history import UncleanElection
 from spark_broker.testing.simulation.aside import is_aside
@@ -77,15 +79,24 @@ class UncleanElections:
         allowed = self._world.swarm.topic_allows_unclean_election
         return {"unclean.leader.election.enable": "true"} if allowed else {}
 
-    def is_unclean(self, before: PartitionRegistration, state: PartitionRegistration) -> bool:
-        """Whether a broker was elected that was not known to have everything. It may be fenced again by now."""
-        elected = state.isr if state.leader == NO_LEADER else (state.leader,)
-        return state.leader_epoch > before.leader_epoch and not {*elected} <= {*before.isr, *before.elr}
+    def written(self, before: MetadataImage, read: MetadataImage, records: Sequence[MetadataRecord]) -> Iterator[Key]:
+        """The partitions that the metadata log lets lead uncleanly. It had come to `before`, its controller to `read`.
 
-    def elected(self, key: Key, tp: TopicPartition) -> None:
-        """The rules about committed records no longer apply to this partition. Nobody allows it for internal topics."""
-        if tp.topic.startswith(INTERNAL_PREFIX):
-            raise ViolationError("internal topics lose nothing", f"{tp} has a leader that may lack records")
+        Known bug 16: only an unclean election may lose records; in any other the winner has all of them. One file may
+        take a broker into the ISR and elect it, so this looks at one record after the other.
+        """
+        if not self.allowed:
+            return
+        for image in (read, *(read := read.apply([record]) for record in records)):
+            for key in MetadataDelta(before, image).partitions_changed:
+                was, state = before.partition(*key), image.partition(*key)
+                if was is not None and state is not None and _is_unclean(was, state):
+                    self._elected(key, TopicPartition(image.topics[key[0]].name, key[1]))
+                    yield key
+            before = image
+
+    def _elected(self, key: Key, tp: TopicPartition) -> None:
+        """The rules about committed records no longer apply to this partition."""
         self._world.trace.count("unclean elections")
         self._world.history.add(UncleanElection(tp, has_table=self._world.tiering is not None))
         self.released.add(key)
@@ -165,3 +176,9 @@ class UncleanElections:
         else:
             again = partial(self._elect, key, tp, looks - 1)
             self._world.scheduler.after(LOOK_MS, self._world.operator, "look for a leader", again)
+
+
+def _is_unclean(before: PartitionRegistration, state: PartitionRegistration) -> bool:
+    """Whether a broker was elected that was not known to have everything. It may be fenced again by now."""
+    elected = state.isr if state.leader == NO_LEADER else (state.leader,)
+    return state.leader_epoch > before.leader_epoch and not {*elected} <= {*before.isr, *before.elr}

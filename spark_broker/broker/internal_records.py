@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from spark_broker.protocol.arrays import array_of, scalar_of
+from spark_broker.protocol.arrays import array_of, nulls, scalar_of
 from spark_broker.protocol.arrow_message import encode_batch
 
 BATCH_BYTES = 1_048_576
@@ -30,7 +30,7 @@ def encode_rows(
     columns: list[pa.Array] = [
         array_of([row[0] for row in rows], schema.field("key").type),
         array_of([row[1] for row in rows], schema.field("value").type),
-        pa.nulls(len(rows), schema.field("headers").type),
+        nulls(len(rows), schema.field("headers").type),
         pa.repeat(scalar_of(now_ms * 1000, schema.field("timestamp").type), len(rows)),
     ]
     return encode_batch(

@@ -15,6 +15,7 @@ from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import RecordMetadata, TopicPartition
+from spark_broker.protocol.arrays import nulls
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
 POLL_S = 1.0
@@ -64,7 +65,7 @@ def random_records(count: int, size_bytes: int, seed: int = 1) -> pa.RecordBatch
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(size_bytes)
     value = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     columns = {"value": value}
-    arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in DEFAULT_SCHEMA]
+    arrays = [columns.get(field.name, nulls(count, field.type)) for field in DEFAULT_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
 
 

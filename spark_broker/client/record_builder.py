@@ -17,6 +17,7 @@ from spark_broker.client.unseen import Unseen
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError
 from spark_broker.model import TopicPartition
 from spark_broker.pages import page
+from spark_broker.protocol.arrays import nulls
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 from spark_broker.times import LATEST_US
 
@@ -134,7 +135,7 @@ class RecordBuilder:
     def _header_array(self) -> pa.Array:
         count = len(self._values)
         if not self._headers:
-            return pa.nulls(count, _HEADERS_TYPE)
+            return nulls(count, _HEADERS_TYPE)
         records = [self._headers.get(index) for index in range(count)]
         pairs = [pair for record in records for pair in record or ()]
         names = _binary_array([name for name, _ in pairs], pa.string())

@@ -99,13 +99,34 @@ def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
 
 
 def nulls(count: int, kind: pa.DataType) -> pa.Array:
-    """`pa.nulls(count, kind)`."""
-    return _few_nulls(count, kind) if count <= _KEPT_ROWS else pa.nulls(count, kind)
+    """`pa.nulls(count, kind)`, in as few bytes as a message of it can have.
+
+    In `pa.nulls` all parts share one buffer. A message takes it whole for each part of a list that has no elements:
+    8 bytes a row for the headers of Kafka's record.
+    """
+    return _few_nulls(count, kind) if count <= _KEPT_ROWS else _nulls(count, kind)
 
 
 @lru_cache(maxsize=256)
 def _few_nulls(count: int, kind: pa.DataType) -> pa.Array:
-    return pa.nulls(count, kind)
+    return _nulls(count, kind)
+
+
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_struct(kind):
+        buffers, children = [_zeros((count + 7) // 8)], [_nulls(count, field.type) for field in kind]
+    elif pa.types.is_list(kind):
+        buffers, children = [_zeros((count + 7) // 8), _zeros(4 * (count + 1))], [_nulls(0, kind.value_type)]
+    elif pa.types.is_map(kind):
+        entries = pa.struct([kind.key_field, kind.item_field])
+        buffers, children = [_zeros((count + 7) // 8), _zeros(4 * (count + 1))], [_nulls(0, entries)]
+    else:
+        return pa.nulls(count, kind)
+    return pa.Array.from_buffers(kind, count, buffers, count, children=children)
+
+
+def _zeros(size: int) -> pa.Buffer:
+    return pa.py_buffer(bytes(size))
 
 
 def repeated(number: int, count: int, kind: pa.DataType) -> pa.Array:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from spark_broker.errors import InvalidSchemaError, SchemaMismatchError
+from spark_broker.protocol.arrays import nulls
 from spark_broker.protocol.casts import cast, first_refused, is_any_list
 
 MAX_SCHEMA_BYTES = 1024 * 1024
@@ -111,7 +112,7 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if index < 0:
         if not field.nullable:
             raise SchemaMismatchError(f"column {field.name!r} ({field.type}) is missing and is not nullable")
-        return pa.nulls(batch.num_rows, field.type)
+        return nulls(batch.num_rows, field.type)
     column = batch.column(index)
     if not field.nullable and column.null_count:
         row = column.is_null().to_pylist().index(True)

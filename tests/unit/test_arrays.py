@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_broker.protocol.arrays import array_of, from_numpy, scalar_of, to_numpy
+from spark_broker.protocol.arrays import array_of, from_numpy, nulls, scalar_of, to_numpy
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 
 
@@ -110,7 +110,7 @@ import sys
 from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
-from spark_broker.protocol.arrays import array_of, from_numpy, scalar_of, to_numpy
+from spark_broker.protocol.arrays import array_of, from_numpy, nulls, scalar_of, to_numpy
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 row = {"key": b"k", "value": "text", "headers": [{"key": "h", "value": None}], "timestamp": datetime.now(UTC)}
 for field in DEFAULT_SCHEMA:
@@ -127,3 +127,27 @@ print("pandas" in sys.modules)
 def test_nobody_looks_for_pandas() -> None:
     run = subprocess.run([sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "False\n", f"{DEFAULT_SCHEMA.names} needed pandas"
+
+
+NESTED = [
+    DEFAULT_SCHEMA.field("headers").type,
+    pa.map_(pa.string(), pa.list_(pa.int32())),
+    pa.list_(pa.struct([pa.field("m", pa.map_(pa.string(), pa.string()))])),
+]
+STRUCT = pa.struct([pa.field("a", pa.list_(pa.string())), pa.field("b", pa.int64(), nullable=False)])
+
+
+@pytest.mark.parametrize("kind", [*NESTED, STRUCT, *VALUES, pa.dictionary(pa.int32(), pa.string())], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 8, 9, 1000])
+def test_nulls_are_those_of_pyarrow(kind: pa.DataType, count: int) -> None:
+    array = nulls(count, kind)
+    array.validate(full=True)
+    assert array.equals(pa.nulls(count, kind))
+    assert array.null_count == count
+
+
+@pytest.mark.parametrize("kind", NESTED, ids=str)
+def test_a_message_of_nulls_has_an_offset_for_each_row_and_no_more(kind: pa.DataType) -> None:
+    rows = 10_000
+    message = pa.RecordBatch.from_arrays([nulls(rows, kind)], ["x"]).serialize()
+    assert message.size < rows * (4 + 1 / 8) + 1000

@@ -28,21 +28,30 @@ class SavedHighWatermarks:
         # Guarded by _lock.
         self._saved = _read(directory)
         self._ceilings: dict[PartitionKey, int] = {}  # of logs that are being made shorter, or were half-way
+        self._reached: dict[PartitionKey, int] = {}  # by logs that are to be opened again
 
     def last(self, key: PartitionKey) -> int:
         """The mark of this replica; 0: none was saved."""
         return self._saved.get(key, 0)
 
+    def reached(self, key: PartitionKey, log_end_offset: int) -> int:
+        """Where a log that is opened again, and ends there, begins to count: this process's marks do not fall.
+
+        Where it was made shorter half-way, it has reached more than `last` says, and what is left of that is committed.
+        """
+        return max(self.last(key), min(self._reached.get(key, 0), log_end_offset))
+
     def forget(self, key: PartitionKey) -> None:
         """The log of this replica was set aside or deleted: the next one begins empty."""
         with self._lock:
-            self._saved.pop(key, None)
-            self._ceilings.pop(key, None)
+            for marks in (self._saved, self._ceilings, self._reached):
+                marks.pop(key, None)
 
     def remember(self, key: PartitionKey, high_watermark: int) -> None:
         """The log of this replica is to be opened again, with this mark or a lower one that was saved meanwhile."""
         with self._lock:
             self._saved[key] = min(high_watermark, self._ceilings.pop(key, high_watermark))
+            self._reached[key] = high_watermark
 
     def save(self, marks: Callable[[], Mapping[PartitionKey, int]], keep: Callable[[PartitionKey], bool]) -> None:
         """Save the marks of all open replicas, and those that are saved of others where `keep` says so.

@@ -108,7 +108,8 @@ class LogOpener:
 
     def _open(self, wanted: WantedLog) -> OpenedLog:
         topic, number = wanted.topic, wanted.number
-        high_watermark = self._high_watermarks.last((topic.topic_id, number))
+        key = (topic.topic_id, number)
+        high_watermark = self._high_watermarks.last(key)
         if high_watermark and wanted.is_electable and not self._directory.has_partition(topic.name, number):
             # An empty log in its place might be elected, and every other replica would truncate to it.
             raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
@@ -116,7 +117,8 @@ class LogOpener:
         log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
         try:
             self._check_end(wanted, log.log_end_offset, high_watermark)
-            return OpenedLog(log, log.state(high_watermark=high_watermark))
+            reached = self._high_watermarks.reached(key, log.log_end_offset)
+            return OpenedLog(log, log.state(high_watermark=reached))
         except (SparkBrokerError, OSError):
             log.close(clean=False)
             raise

@@ -28,5 +28,6 @@ def test_a_log_that_was_made_shorter_half_way_is_not_opened_with_its_old_mark(di
     assert directory.read_high_watermarks() == {KEY: 10}
     marks.remember(KEY, 100)
     assert marks.last(KEY) == 10
+    assert marks.reached(KEY, 70) == 70, "of the log as it was, and all of it is committed"
     marks.save(lambda: {KEY: 120}, lambda _: True)
     assert directory.read_high_watermarks() == {KEY: 120}, "the log was opened again, and may grow"

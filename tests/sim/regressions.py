@@ -428,4 +428,10 @@ REGRESSIONS = [
         found="a group that had resumed, and was cut by an unclean election, read on past the next one without notice",
         mended="client/partition_position.py",
     ),
+    Regression(
+        seed=210025022,
+        events=500,
+        found="a log that could not be emptied for want of descriptors was opened again with a lower high watermark",
+        mended="broker/high_watermarks.py",
+    ),
 ]

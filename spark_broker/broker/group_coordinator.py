@@ -105,20 +105,24 @@ class GroupCoordinator(GroupShards):
         if not request.offsets:
             reply(EmptyResponse())
             return
-        transaction = request if isinstance(request, TransactionalOffsetCommitRequest) else None
         offsets, refusal = offsets_to_commit(pieces(request.offsets, give_way), self._manager.image)
-        if refusal is not None and (transaction is not None or not offsets):
+        if refusal is not None and (isinstance(request, TransactionalOffsetCommitRequest) or not offsets):
             raise refusal
         commit = commit_of(request, offsets)
-        if transaction is not None:
+        if isinstance(request, TransactionalOffsetCommitRequest):
             with _coordinator_errors():
-                self._commit_in_transaction(transaction, commit, deadline_ms, reply)
+                self._commit_in_transaction(request, commit, deadline_ms, reply)
             return
+        plain = request
 
         def answer(taken: CommitAnswer) -> Answer:
             return refusal or next(iter(taken.refused.values()), None) or EmptyResponse()
 
-        self._ask(commit.group_id, reply, lambda led: led.shard.commit(commit, self._now()), answer)
+        def event(led: Led[GroupShard]) -> Decision[CommitAnswer]:
+            self._order_of(led).check(plain)
+            return led.shard.commit(commit, self._now())
+
+        self._ask(commit.group_id, reply, event, answer)
 
     def _commit_in_transaction(
         self, request: TransactionalOffsetCommitRequest, commit: Commit, deadline_ms: int, reply: Reply

@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.commit_order import CommitOrder
 from spark_broker.broker.coordinator_runtime import CoordinatorRuntime, Led
 from spark_broker.broker.group_messages import (
     heartbeat_response,
@@ -111,6 +112,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         self._compute = compute
         self._held: dict[int, deque[_Held]] = {}  # by partition of the topic
         self._parked = ParkedHeartbeats()
+        self._orders: dict[int, CommitOrder] = {}  # by partition of the topic
         self._loads = 0
         self._image = EMPTY_IMAGE  # of which `_topics` are
         self._topics = Topics()
@@ -144,7 +146,11 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         self._carry_out(led, led.shard.loaded(self._topics, self._now()))
         self._carry_out(led, led.shard.topics_changed(self._topics, self._image.tombstones, self._now()))
 
+    def _order_of(self, led: Led[GroupShard]) -> CommitOrder:
+        return self._orders.setdefault(led.number, CommitOrder(led.leader_epoch))
+
     def _unloaded(self, led: Led[GroupShard]) -> None:
+        self._orders.pop(led.number, None)
         waiting = (*self._held.pop(led.number, ()), *self._parked.take_of(led.number))
         self._outbox.extend(partial(each.reply, _moved()) for each in waiting)
 

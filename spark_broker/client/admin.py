@@ -127,7 +127,10 @@ class Admin(GroupAdmin, OfOneProcess):
         Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
         """
         deadline, name = self._deadline(), given.topic_name(name)
-        self._change(DeleteTopicRequest(name), deadline)
+        topic = self._metadata.recorded(name, deadline)
+        if topic is None:
+            raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+        self._change(DeleteTopicRequest(name, topic.topic_id), deadline)
         self._await(
             lambda: name not in self._metadata.fetch([name], deadline).topics,
             deadline,

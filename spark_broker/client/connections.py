@@ -32,8 +32,9 @@ class ConnectionPool:
         try:
             return connection.call(request, timeout_ms=timeout_ms, meanwhile=meanwhile)
         except (NetworkError, RequestTimedOutError):
-            # Nobody knows what became of the call: the next one must not wait behind it.
+            # Nobody knows what became of the call: the next one must not wait behind it, nor be overtaken by it.
             self._drop(address, connection)
+            connection.give_up()
             raise
 
     def close(self) -> None:

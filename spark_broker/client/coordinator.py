@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline, TopicGrace, call_with_retries
@@ -22,6 +24,7 @@ from spark_broker.protocol.messages import (
     CallResponse,
     EnsureOffsetsTopicRequest,
     EnsureTransactionsTopicRequest,
+    OffsetCommitRequest,
     PartitionMetadata,
 )
 from spark_broker.protocol.murmur2 import group_partition
@@ -48,6 +51,13 @@ def coordinator_of(view: ClusterView, topic: str, key: str) -> tuple[BrokerMetad
     if leader is None:
         raise CoordinatorNotAvailableError(f"{topic}-{partition} has no leader")
     return leader
+
+
+def addressed(request: CallRequest, state: PartitionMetadata) -> CallRequest:
+    """The request as it is sent to this leader of the key's partition."""
+    if isinstance(request, OffsetCommitRequest):
+        return msgspec.structs.replace(request, coordinator_epoch=state.leader_epoch)
+    return request
 
 
 class CoordinatorClient:
@@ -124,8 +134,8 @@ class CoordinatorClient:
 
     def _ask_leader(self, request: CallRequest, limit: Deadline, deadline: Deadline) -> CallResponse:
         self._found_topic(deadline)
-        broker, _ = coordinator_of(self._metadata.view, self._topic, self._key)
-        return self._metadata.call(address_of(broker), request, limit)
+        broker, state = coordinator_of(self._metadata.view, self._topic, self._key)
+        return self._metadata.call(address_of(broker), addressed(request, state), limit)
 
     def _found_topic(self, deadline: Deadline) -> TopicView:
         topic = self._metadata.view.topic(self._topic) or self._metadata.refresh(deadline).topic(self._topic)

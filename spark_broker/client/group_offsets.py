@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from collections.abc import Iterable, Mapping
 
 from spark_broker.client.coordinator import CoordinatorClient
@@ -32,9 +34,11 @@ NOBODY = GroupMetadata("")
 
 
 class GroupOffsets:
-    """Commits and reads a group's offsets."""
+    """Commits and reads a group's offsets. One commit at a time: a late copy of one must not undo the next."""
 
     def __init__(self, metadata: ClusterMetadata, group_id: str) -> None:
+        self._committer = uuid.uuid4().hex
+        self._sequence = itertools.count()
         self._metadata = metadata
         self._coordinator = CoordinatorClient(metadata, CONSUMER_OFFSETS_TOPIC, group_id)
         self._group_id = group_id
@@ -59,6 +63,8 @@ class GroupOffsets:
             member.member_id,
             member.member_epoch,
             member.instance_id,
+            committer=self._committer,
+            sequence=next(self._sequence),
         )
         self._coordinator.ask(request, EmptyResponse, deadline)
 

@@ -204,8 +204,13 @@ def complete_internal(image: MetadataImage, settings: ClusterSettings) -> list[M
 
 
 def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:
-    """Delete a topic and its records. Raises UnknownTopicOrPartitionError, InvalidTopicError."""
+    """Delete a topic and its records; nothing, if that topic was deleted already. Raises UnknownTopicOrPartitionError,
+    InvalidTopicError."""
+    if request.topic_id in image.tombstones:
+        return Decision((), EmptyResponse())
     topic = _existing(image, request.name)
+    if request.topic_id not in ("", topic.topic_id):
+        raise UnknownTopicOrPartitionError(f"topic {topic.name!r} is not the one with id {request.topic_id}")
     if topic.internal:
         raise InvalidTopicError(f"the internal topic {topic.name} cannot be deleted")
     return Decision((RemoveTopicRecord(topic.topic_id),), EmptyResponse())

@@ -80,6 +80,12 @@ class Connection:
         if link is not None and not self._origin.is_elsewhere:
             link.retire()
 
+    def give_up(self) -> None:
+        """Nobody waits for an answer any more: what the peer has not received must not come to it much later."""
+        link = self._link
+        if link is not None and not self._origin.is_elsewhere:
+            link.retire(given_up=True)
+
     def __del__(self) -> None:
         # The garbage collector runs in any thread, whatever locks it holds.
         link = self.__dict__.get("_link")
@@ -129,7 +135,7 @@ class _Link:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[wire.Buffer | SparkBrokerError]] = {}
-        self._retired = False
+        self._retired = self._given_up = False
         self._failure: SparkBrokerError | None = None  # what the peer said before it closed the connection
         self.channel = Channel(
             client_loop.get(),
@@ -169,9 +175,9 @@ class _Link:
             pass
         return number
 
-    def retire(self) -> None:
-        """Close the connection as soon as nobody waits for anything of it."""
-        self._retired = True
+    def retire(self, *, given_up: bool = False) -> None:
+        """Close the connection as soon as nobody waits for anything of it. `given_up`: reset it."""
+        self._retired, self._given_up = True, self._given_up or given_up
         self._close_if_idle()
 
     def failure(self) -> SparkBrokerError:
@@ -184,7 +190,8 @@ class _Link:
             with self._lock:
                 idle = not self._answers
             if idle:
-                self.channel.close("this side closed the connection")
+                end = self.channel.reset if self._given_up else self.channel.close
+                end("this side closed the connection")
 
     def _send(self, parts: list[wire.Buffer]) -> None:
         try:

@@ -23,6 +23,7 @@ from spark_broker.errors import (
     InconsistentTopicIdError,
     InvalidRequestError,
     NotLeaderOrFollowerError,
+    SparkBrokerError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
@@ -270,3 +271,46 @@ def test_shards_of_partitions_that_others_lead_are_forgotten(rig: GroupRig) -> N
         fetch(coordinator, "g")
     rig.move_log(0, leader=0, leader_epoch=2, isr=(0,), partition_epoch=2)
     assert committed(coordinator, "g") == [1]
+
+
+def late(coordinator: GroupCoordinator, offset: int, sequence: int, *, epoch: int = 0, by: str = "c") -> Answer:
+    """The answer to a commit as a client sends it; an error that is raised is one, too."""
+    answers: list[Answer] = []
+    offsets = [CommittedOffset("t", 0, offset, 3)]
+    request = OffsetCommitRequest("g", offsets, coordinator_epoch=epoch, committer=by, sequence=sequence)
+    try:
+        coordinator.commit(request, 0, answers.append)
+    except SparkBrokerError as error:
+        return error
+    return answers[0]
+
+
+def test_a_commit_that_comes_late_does_not_take_the_group_back(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    assert isinstance(late(coordinator, 5, 1), EmptyResponse)
+    assert isinstance(late(coordinator, 9, 2), EmptyResponse)
+    assert isinstance(late(coordinator, 5, 1), InvalidRequestError)
+    assert isinstance(late(coordinator, 9, 2), EmptyResponse), "the same one may be sent again"
+    assert committed(coordinator, "g") == [9]
+    assert isinstance(late(coordinator, 3, 0, by="another"), EmptyResponse), "seeks to an earlier offset, say"
+    assert committed(coordinator, "g") == [3]
+
+
+def test_a_commit_for_another_leadership_is_sent_again(rig: GroupRig) -> None:
+    """Story: the coordinator moved away and came back, and with it what it remembers of each committer was gone."""
+    coordinator = rig.coordinator()
+    assert isinstance(late(coordinator, 5, 1), EmptyResponse)
+    rig.move_log(0, leader=1, leader_epoch=1, isr=(0, 1), partition_epoch=1)
+    rig.move_log(0, leader=0, leader_epoch=2, isr=(0,), partition_epoch=2)
+    for epoch in (0, 3):
+        assert isinstance(late(coordinator, 3, 0, epoch=epoch), CoordinatorNotAvailableError)
+    assert committed(coordinator, "g") == [5]
+    assert isinstance(late(coordinator, 9, 2, epoch=2), EmptyResponse)
+    assert committed(coordinator, "g") == [9]
+
+
+def test_an_older_client_names_neither(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    for offset in (5, 3):
+        assert isinstance(commit(coordinator, "g", offset)[0], EmptyResponse)
+        assert committed(coordinator, "g") == [offset]

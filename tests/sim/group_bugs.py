@@ -1,4 +1,4 @@
-"""Known bugs 17, 32 and 33, put back into production code: commits that say too much, and commits that are forgotten.
+"""Known bugs 17, 32, 33 and 50, put back into production code: commits that say too much, are forgotten, or come late.
 
 An older leader that judges a position of an epoch that it does not know is not here: in 16,000 schedules no such leader
 was asked. `tests/unit/core` and `tests/client` cover the leader that refuses and the consumer that does not ask.
@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from spark_broker.broker import group_shards
+from spark_broker.broker.commit_order import CommitOrder
 from spark_broker.broker.coordinator_runtime import Led
 from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.partition import Partition
@@ -22,7 +23,7 @@ from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.core.groups.machine import GroupShard
 from spark_broker.core.groups.records import GroupRecord, OffsetKey, OffsetValue, OldCommit, StoredRecord, encode_record
 from spark_broker.model import NO_EPOCH, ConsumedRecord, OffsetAndMetadata, known_epoch
-from spark_broker.protocol.messages import Message
+from spark_broker.protocol.messages import Message, OffsetCommitRequest
 from tests.sim import bugs
 from tests.sim.kinds import has_groups, has_groups_and_unclean_elections
 
@@ -147,3 +148,25 @@ def compact_with_the_first_commit_of_a_group(patch: Patch) -> None:
 def answer_without_knowing_who_leads(patch: Patch) -> None:
     """A coordinator that does not know of its successor answers with what was committed in its own epoch."""
     patch.setattr(Partition, "is_replaceable", lambda self: False)
+
+
+@bug("50", quick=False)
+def take_commits_for_an_earlier_leadership(patch: Patch) -> None:
+    """A request that was under way for long is taken by a broker that coordinates the group again."""
+    check = CommitOrder.check
+
+    def buggy(self: CommitOrder, request: OffsetCommitRequest) -> None:
+        check(self, msgspec.structs.replace(request, coordinator_epoch=-1))
+
+    patch.setattr(CommitOrder, "check", buggy)
+
+
+@bug("50", quick=False)
+def take_commits_in_any_order(patch: Patch) -> None:
+    """A request that was under way for long is taken behind newer ones of its consumer."""
+    check = CommitOrder.check
+
+    def buggy(self: CommitOrder, request: OffsetCommitRequest) -> None:
+        check(self, msgspec.structs.replace(request, committer=""))
+
+    patch.setattr(CommitOrder, "check", buggy)

@@ -19,6 +19,7 @@ from spark_broker.protocol.messages.common import (
     PartitionId,
     Text,
     TopicId,
+    TopicIdOrEmpty,
 )
 
 
@@ -38,7 +39,10 @@ class CreateTopicRequest(Message, frozen=True):
 
 
 class DeleteTopicRequest(Message, frozen=True):
+    """`topic_id`: a request that comes late, or is sent again, deletes no newer topic of the name. Empty: any."""
+
     name: Text
+    topic_id: TopicIdOrEmpty = ""
 
 
 class CreatePartitionsRequest(Message, frozen=True):

@@ -287,6 +287,10 @@ class OffsetCommitRequest(Message, frozen=True):
     """To the group's coordinator: the leader of partition `murmur2(group) mod n` of `__consumer_offsets`.
 
     Without a `member_id`, it is taken only while the group has no members.
+
+    It may come late, when its client has given it up: `coordinator_epoch` is the leader epoch of that partition, as far
+    as the client knows (-1: it names none). `sequence` rises with each commit of this `committer`, and stays when one
+    is sent again.
     """
 
     group_id: Name
@@ -294,6 +298,9 @@ class OffsetCommitRequest(Message, frozen=True):
     member_id: Name = ""
     member_epoch: Epoch = -1
     instance_id: Name = ""
+    coordinator_epoch: Epoch = -1
+    committer: Name = ""
+    sequence: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class OffsetFetchRequest(Message, frozen=True):

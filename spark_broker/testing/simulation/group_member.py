@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.client.consumer_effects import CommitOffsets, Effect, FetchCommitted
-from spark_broker.client.coordinator import coordinator_of
+from spark_broker.client.coordinator import addressed, coordinator_of
 from spark_broker.client.group_offsets import from_messages, to_messages
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import (
+    CallRequest,
     EmptyResponse,
-    Message,
     OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -47,6 +47,7 @@ class SimGroupMember(SimConsumer):
         self._leaving = False
         self._last_commit = False  # the last commit before it leaves is under way
         self._coordinator_epoch = -1
+        self._commits = 0
         self._leader_epochs: dict[TopicPartition, int] = {}
         self._seen_at_end = False
 
@@ -91,7 +92,10 @@ class SimGroupMember(SimConsumer):
                 request = OffsetFetchRequest(self.group, partitions, require_stable=True)
                 self._ask_coordinator(request, partial(self._committed_came, effect))
             case CommitOffsets(offsets):
-                commit = OffsetCommitRequest(self.group, to_messages(offsets))
+                self._commits += 1
+                commit = OffsetCommitRequest(
+                    self.group, to_messages(offsets), committer=self.name, sequence=self._commits
+                )
                 self._ask_coordinator(commit, partial(self._committed, effect))
             case _:
                 super().carry_out(effect)
@@ -246,7 +250,7 @@ class SimGroupMember(SimConsumer):
 def ask_coordinator(
     consumer: SimConsumer,
     group: str,
-    request: Message,
+    request: CallRequest,
     answered: Callable[[object], None],
     timeout_ms: float = COORDINATOR_TIMEOUT_MS,
 ) -> int | None:
@@ -263,11 +267,11 @@ def ask_coordinator(
         consumer,
         broker.host,
         (broker.host, broker.port),
-        request,
+        addressed(request, state),
         timeout_ms=timeout_ms,
         on_answer=answered,
         on_error=answered,
-        taken_back=True,
+        may_come_late=True,
     )
     return state.leader_epoch
 

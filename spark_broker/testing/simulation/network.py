@@ -21,6 +21,10 @@ Reply = Callable[[object], None]
 
 SPIKE_FACTOR = 40
 
+LATE_SHARE = 0.5
+LATE_MS = 3000.0
+"""How many of the lost requests come after all, and how long that takes at most."""
+
 
 class NetworkNode(Process):
     """A process with an address. `ends`: its open streams, in the order in which they were opened."""
@@ -150,7 +154,7 @@ class End:
 class Call:
     """A request to a listener, and its answer; answered, failed or timed out once."""
 
-    __slots__ = ("_done", "_on_answer", "_on_error", "_timer", "caller", "server", "taken_back")
+    __slots__ = ("_done", "_on_answer", "_on_error", "_timer", "caller", "server")
 
     def __init__(
         self,
@@ -162,17 +166,11 @@ class Call:
     ) -> None:
         self.caller = caller
         self.server: NetworkNode | None = None
-        self.taken_back = False
         self._on_answer = on_answer
         self._on_error = on_error
         self._done = False
         self._timer = Timer(network.scheduler, caller, "call timed out", self._timed_out)
         self._timer.set(timeout_ms)
-
-    @property
-    def is_void(self) -> bool:
-        """Whether the server must not serve it any more."""
-        return self.taken_back and (self._done or not self.caller.alive)
 
     def _timed_out(self) -> None:
         self.finish(RequestTimedOutError("the call was not answered in time"))
@@ -195,10 +193,18 @@ class Network:
     """All links. `latency_ms`: a usual delay; `spike_rate`: how often one is many times longer."""
 
     def __init__(
-        self, scheduler: Scheduler, rng: random.Random, *, latency_ms: float, spike_rate: float, loss_rate: float
+        self,
+        scheduler: Scheduler,
+        rng: random.Random,
+        late_rng: random.Random,
+        *,
+        latency_ms: float,
+        spike_rate: float,
+        loss_rate: float,
     ) -> None:
         self.scheduler = scheduler
         self.rng = rng
+        self._late_rng = late_rng  # of its own: it leaves the other draws as they are
         self.listeners: dict[Address, NetworkNode] = {}
         self._addresses: dict[End, Address] = {}
         self._latency_us = latency_ms * 1000
@@ -292,22 +298,25 @@ class Network:
         timeout_ms: float,
         on_answer: Callable[[object], None],
         on_error: Callable[[SparkBrokerError], None],
-        taken_back: bool = False,
+        may_come_late: bool = False,
     ) -> None:
         """Send a request; exactly one of `on_answer` and `on_error` is called.
 
-        `taken_back`: once the caller has given the call up, or is gone, it is not served any more, as if it were lost.
-        In production a connection keeps calls in order. Here they have none, and an old call could follow newer ones.
+        `may_come_late`: a request that is lost comes late at times, long after the caller has given it up, and behind
+        newer ones: it was in a buffer of the network, or of a process that stood still.
         """
         call = Call(self, caller, timeout_ms, on_answer, on_error)
-        if self._lost(caller.host, host):
+        time_us = self.scheduler.now_us
+        if not self._lost(caller.host, host):
+            time_us += self.delay_us(caller.host, host)
+        elif may_come_late and self._late_rng.random() < LATE_SHARE:
+            time_us += int(1000 * LATE_MS * self._late_rng.random())
+        else:
             return
-        time_us = self.scheduler.now_us + self.delay_us(caller.host, host)
-        call.taken_back = taken_back
         self.scheduler.push_quiet(time_us, self._wire, lambda: self._serve(call, host, address, request))
 
     def _serve(self, call: Call, host: Host, address: Address, request: object) -> None:
-        if host in self.down or call.is_void:
+        if host in self.down:
             return
         server = self.listeners.get(address)
         if server is None or not server.alive:
@@ -324,7 +333,7 @@ class Network:
         server.calls[call] = None
         label = type(request).__name__
         if server.paused:
-            server.backlog.append((label, lambda: None if call.is_void else server.answer(request, reply)))
+            server.backlog.append((label, lambda: server.answer(request, reply)))
             return
         self.scheduler.count(server, label)
         server.answer(request, reply)

@@ -58,6 +58,7 @@ class SimSharingMember(SimConsumer):
         super().__init__(world, self.name_in_group, config, self.membership)
         self.group, self.number = group, number
         self._sharing = sharing
+        self._commits = 0
         self._pattern = ANY_TOPIC if rng.random() < draw.pattern_share else ""
         self._names: list[str] = []
         self.reading.has_listener = rng.random() < draw.listener_share
@@ -127,7 +128,8 @@ class SimSharingMember(SimConsumer):
             case FetchCommitted(generations):
                 self._fetch_committed(effect, generations)
             case CommitOffsets():
-                self._send_commit(effect, 1)
+                self._commits += 1
+                self._send_commit(effect, self._commits, 1)
             case _:
                 super().carry_out(effect)
 
@@ -172,7 +174,7 @@ class SimSharingMember(SimConsumer):
         self.positioned(asked.generations)
         self.advance()
 
-    def _send_commit(self, commit: CommitOffsets, attempt: int) -> None:
+    def _send_commit(self, commit: CommitOffsets, sequence: int, attempt: int) -> None:
         try:
             member = self.machine.identity(commit.life)
         except SparkBrokerError as error:
@@ -184,11 +186,13 @@ class SimSharingMember(SimConsumer):
             member.member_id,
             member.member_epoch,
             member.instance_id,
+            committer=self.name,
+            sequence=sequence,
         )
         began = self.world.history.count
-        ask_coordinator(self, self.group, request, partial(self._commit_answered, commit, attempt, began))
+        ask_coordinator(self, self.group, request, partial(self._commit_answered, commit, sequence, attempt, began))
 
-    def _commit_answered(self, commit: CommitOffsets, attempt: int, began: int, answer: object) -> None:
+    def _commit_answered(self, commit: CommitOffsets, sequence: int, attempt: int, began: int, answer: object) -> None:
         if isinstance(answer, EmptyResponse):
             self.world.trace.count("offsets committed by members")
             for tp, offset in commit.offsets.items():
@@ -198,7 +202,7 @@ class SimSharingMember(SimConsumer):
         error = error_of(answer)
         if error.retriable and not isinstance(error, StaleMemberEpochError) and attempt < ATTEMPTS_MAX:
             self.machine.leaders.refresh_wanted = True
-            again = partial(self._send_commit, commit, attempt + 1)
+            again = partial(self._send_commit, commit, sequence, attempt + 1)
             self.world.scheduler.after(RETRY_MS, self, "commit again", again)
         else:
             self._commit_ended(commit, error)

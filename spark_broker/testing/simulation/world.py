@@ -81,6 +81,7 @@ class World:
         self.network = Network(
             self.scheduler,
             random.Random(f"{seed}/network"),
+            random.Random(f"{seed}/late requests"),
             latency_ms=self.swarm.latency_ms,
             spike_rate=self.swarm.spike_rate,
             loss_rate=self.swarm.loss_rate,

@@ -275,3 +275,17 @@ def test_an_internal_topic_takes_what_coordinators_append_whatever_the_defaults_
     image = cluster.image.apply([TopicConfigRecord(cluster.topic(name).topic_id, earlier)])
     later = TopicConfig.parse(dict(small(image).topic(name).config))
     assert later.segment_bytes == 100 << 20
+
+
+def test_a_deletion_that_comes_late_or_again_deletes_no_newer_topic_of_the_name(cluster: Cluster) -> None:
+    """Story: a client gave a deletion up and sent it again; the first request arrived when the topic was there anew."""
+    cluster.create_topic()
+    late = DeleteTopicRequest("t", cluster.topic("t").topic_id)
+    cluster.call(late)
+    cluster.call(late)
+    cluster.create_topic()
+    again = cluster.topic("t").topic_id
+    cluster.call(late)
+    assert cluster.topic("t").topic_id == again
+    with pytest.raises(UnknownTopicOrPartitionError):
+        cluster.call(DeleteTopicRequest("t", "ab" * 16))

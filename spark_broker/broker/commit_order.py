@@ -1,0 +1,46 @@
+"""Which commit of a consumer came last. One that was given up may come late, behind newer ones.
+
+A client that has waited in vain sends a commit again, to whoever coordinates the group then. The first request may
+still be in a buffer of the network, or of a broker that stood still. If it were taken then, the group would fall back
+to where it was. The leader epoch that it names tells a coordinator what was meant for an earlier leadership; within
+one, the order of each committer does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from spark_broker.errors import CoordinatorNotAvailableError, InvalidRequestError
+from spark_broker.protocol.messages import OffsetCommitRequest
+
+COMMITTERS_MAX = 10_000
+
+
+class CommitOrder:
+    """Of one shard, in one leadership. It remembers the committers that were heard last."""
+
+    def __init__(self, leader_epoch: int) -> None:
+        self._leader_epoch = leader_epoch
+        self._last: OrderedDict[Hashable, int] = OrderedDict()
+
+    def check(self, request: OffsetCommitRequest) -> None:
+        """Raises CoordinatorNotAvailableError for another leadership's commit: its client looks again. Raises
+        InvalidRequestError for one that newer ones have overtaken: its client has given it up. The same one may come
+        again.
+        """
+        named = request.coordinator_epoch
+        if named >= 0 and named != self._leader_epoch:
+            raise CoordinatorNotAvailableError(
+                f"it is for leader epoch {named}; this is leader epoch {self._leader_epoch}"
+            )
+        if not request.committer:
+            return
+        committer = (request.group_id, request.committer)
+        last = self._last.get(committer, request.sequence)
+        if request.sequence < last:
+            raise InvalidRequestError(f"commit {request.sequence} comes after commit {last} of the same consumer")
+        self._last[committer] = request.sequence
+        self._last.move_to_end(committer)
+        if len(self._last) > COMMITTERS_MAX:
+            self._last.popitem(last=False)

@@ -24,16 +24,18 @@ class CommitOrder:
         self._leader_epoch = leader_epoch
         self._last: OrderedDict[Hashable, int] = OrderedDict()
 
-    def check(self, request: OffsetCommitRequest) -> None:
-        """Raises CoordinatorNotAvailableError for another leadership's commit: its client looks again. Raises
-        InvalidRequestError for one that newer ones have overtaken: its client has given it up. The same one may come
-        again.
-        """
-        named = request.coordinator_epoch
+    def check_epoch(self, named: int) -> None:
+        """Raises CoordinatorNotAvailableError for what was meant for another leadership: its client looks again."""
         if named >= 0 and named != self._leader_epoch:
             raise CoordinatorNotAvailableError(
                 f"it is for leader epoch {named}; this is leader epoch {self._leader_epoch}"
             )
+
+    def check(self, request: OffsetCommitRequest) -> None:
+        """Raises as `check_epoch`, and InvalidRequestError for a commit that newer ones have overtaken: its client has
+        given it up. The same one may come again.
+        """
+        self.check_epoch(request.coordinator_epoch)
         if not request.committer:
             return
         committer = (request.group_id, request.committer)

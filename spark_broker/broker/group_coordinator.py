@@ -277,6 +277,7 @@ class GroupCoordinator(GroupShards):
         group_id = request.group_id
 
         def delete(led: Led[GroupShard]) -> Decision[None]:
+            self._order_of(led).check_epoch(request.coordinator_epoch)
             is_open = self._has_open_transaction(led)
             if isinstance(request, DeleteGroupRequest):
                 return led.shard.delete_group(group_id, self._now(), is_open)

@@ -22,6 +22,8 @@ from spark_broker.protocol.messages import (
     BrokerMetadata,
     CallRequest,
     CallResponse,
+    DeleteGroupOffsetsRequest,
+    DeleteGroupRequest,
     EnsureOffsetsTopicRequest,
     EnsureTransactionsTopicRequest,
     OffsetCommitRequest,
@@ -54,8 +56,8 @@ def coordinator_of(view: ClusterView, topic: str, key: str) -> tuple[BrokerMetad
 
 
 def addressed(request: CallRequest, state: PartitionMetadata) -> CallRequest:
-    """The request as it is sent to this leader of the key's partition."""
-    if isinstance(request, OffsetCommitRequest):
+    """The request as it is sent to this leader of the key's partition: it must not count in a later leadership."""
+    if isinstance(request, OffsetCommitRequest | DeleteGroupRequest | DeleteGroupOffsetsRequest):
         return msgspec.structs.replace(request, coordinator_epoch=state.leader_epoch)
     return request
 

@@ -30,6 +30,7 @@ from spark_broker.errors import (
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
     CommittedOffset,
+    DeleteGroupRequest,
     EmptyResponse,
     OffsetCommitRequest,
     OffsetFetchRequest,
@@ -307,6 +308,18 @@ def test_a_commit_for_another_leadership_is_sent_again(rig: GroupRig) -> None:
     assert committed(coordinator, "g") == [5]
     assert isinstance(late(coordinator, 9, 2, epoch=2), EmptyResponse)
     assert committed(coordinator, "g") == [9]
+
+
+def test_a_deletion_for_another_leadership_deletes_nothing(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    assert isinstance(late(coordinator, 5, 1), EmptyResponse)
+    answers: list[Answer] = []
+    coordinator.delete(DeleteGroupRequest("g", coordinator_epoch=1), answers.append)
+    assert isinstance(answers.pop(), CoordinatorNotAvailableError)
+    assert committed(coordinator, "g") == [5]
+    coordinator.delete(DeleteGroupRequest("g", coordinator_epoch=0), answers.append)
+    assert isinstance(answers.pop(), EmptyResponse)
+    assert committed(coordinator, "g") == []
 
 
 def test_an_older_client_names_neither(rig: GroupRig) -> None:

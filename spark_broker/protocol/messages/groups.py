@@ -149,17 +149,22 @@ class DescribeGroupResponse(Message, frozen=True):
 
 
 class DeleteGroupRequest(Message, frozen=True):
-    """To the group's coordinator: forget the group, which has no members. Answered with EmptyResponse."""
+    """To the group's coordinator: forget the group, which has no members. Answered with EmptyResponse.
+
+    `coordinator_epoch`: as in a commit.
+    """
 
     group_id: Name
+    coordinator_epoch: Epoch = -1
 
 
 class DeleteGroupOffsetsRequest(Message, frozen=True):
     """To the group's coordinator: forget what is committed of topics that no member reads. Answered with
-    EmptyResponse. A partition without an offset is no error.
+    EmptyResponse. A partition without an offset is no error. `coordinator_epoch`: as in a commit.
     """
 
     group_id: Name
     partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=TOPICS_MAX)] = msgspec.field(
         default_factory=list
     )
+    coordinator_epoch: Epoch = -1

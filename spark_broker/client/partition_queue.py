@@ -11,6 +11,7 @@ While SENDING, a prefix of `unacked` (`in_flight` batches) is sent, and the rest
 Sequence numbers say what is certain. A broker that answers OUT_OF_ORDER_SEQUENCE_NUMBER to the first unacknowledged
 batch does not have it: numbers are missing before it. If they are those of a batch of ours that failed, this one gets a
 new number under a new producer id (KIP-360); otherwise acknowledged batches were lost, and the user must get the error.
+So it must if earlier attempts may have stored both of them: a replica with what was not committed then may lead again.
 A batch of `send` that is larger than the topic takes, by a limit that is newer than the batch, was certainly refused
 (unless an earlier attempt may have stored it). It is divided, and its pieces and what follows get new numbers under a
 new producer id: no batch of the old one with a later number can ever be stored. In a transaction they get the same
@@ -56,6 +57,8 @@ CERTAIN_REFUSALS = (
     UnknownProducerIdError,
 )
 """An attempt that is answered so has stored nothing."""
+
+MAY_BE_STORED = "an earlier attempt may have stored it"
 
 
 class QueueState(Enum):
@@ -117,6 +120,8 @@ class PartitionQueue:
         self._next_sequence = 0
         self._gaps: set[ProducerIdentity] = set()
         """Identities under which sequence numbers are missing. Only identities of unacknowledged batches are kept."""
+        self._doubtful: set[ProducerIdentity] = set()
+        """Those of them where some log may have these numbers, and later ones."""
 
     @property
     def recovering(self) -> bool:
@@ -209,7 +214,9 @@ class PartitionQueue:
                 self._leave_gap(batch)
                 failed.append((batch, verdict))
         self.unacked = kept
-        self._gaps &= {batch.identity for batch in kept if batch.identity is not None}
+        identities = {batch.identity for batch in kept if batch.identity is not None}
+        self._gaps &= identities
+        self._doubtful &= identities
         return failed
 
     def divide(self, limit_bytes: int) -> list[tuple[OutgoingBatch, list[OutgoingBatch]]]:
@@ -287,10 +294,12 @@ class PartitionQueue:
         if not self._renumbers:
             return error
         # UNKNOWN_PRODUCER_ID: the log has nothing of this producer, so it does not have this batch.
-        if isinstance(error, UnknownProducerIdError) or batch.identity in self._gaps:
-            self._renumber(batch)
-            return None
-        return error
+        if not isinstance(error, UnknownProducerIdError) and batch.identity not in self._gaps:
+            return error
+        if batch.uncertain and batch.identity in self._doubtful:
+            return type(error)(f"{error.message}; {MAY_BE_STORED}", hint=_LOOK_FIRST)
+        self._renumber(batch)
+        return None
 
     def _renumber(self, batch: OutgoingBatch) -> None:
         self._leave_gap(batch)
@@ -301,6 +310,8 @@ class PartitionQueue:
         if batch.identity is None or not self._renumbers:
             return
         self._gaps.add(batch.identity)
+        if batch.uncertain or batch.correlation_id >= 0:
+            self._doubtful.add(batch.identity)
         if self.identity == batch.identity:
             self.identity = None
 
@@ -322,7 +333,7 @@ class PartitionQueue:
 def _undivided(batch: OutgoingBatch, error: SparkBrokerError) -> SparkBrokerError:
     """The error of a batch that is not divided, with the reason."""
     if batch.uncertain:
-        return type(error)(f"{error.message}; an earlier attempt may have stored it", hint=_LOOK_FIRST)
+        return type(error)(f"{error.message}; {MAY_BE_STORED}", hint=_LOOK_FIRST)
     if batch.divide is None:
         return type(error)(f"{error.message}; what `append` has handed on is never divided", hint=_APPEND_AGAIN)
     return error

@@ -7,7 +7,11 @@ import pyarrow as pa
 from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.partition_queue import PartitionQueue
 from spark_broker.core.transaction_state import ProducerIdentity
-from spark_broker.errors import MessageTooLargeError, OutOfOrderSequenceNumberError, RequestTimedOutError
+from spark_broker.errors import (
+    MessageTooLargeError,
+    OutOfOrderSequenceNumberError,
+    RequestTimedOutError,
+)
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import encoded_batch
 
@@ -86,6 +90,37 @@ def test_numbers_that_are_missing_are_known_of_every_identity_that_batches_still
     queue.failed(sent[3], out_of_order)
     assert queue.settle() == []
     assert sent[3].identity is None
+
+
+def test_what_may_be_stored_behind_a_batch_that_may_be_gets_no_other_number() -> None:
+    """Simulator seed 250001277: the leader had neither. A replica that had both led later, and 1 was there twice."""
+    queue = queue_of(2)
+    sent = send_all(queue)
+    for batch in sent:
+        batch.deadline_ms = 9000
+        queue.failed(batch, RequestTimedOutError("no answer"))
+    queue.settle()
+    queue.resume()
+    send_all(queue)
+    sent[0].correlation_id, sent[0].deadline_ms = 1, 1000
+    assert [batch for batch, _ in queue.expire(2000)] == sent[:1]
+    queue.failed(sent[1], OUT_OF_ORDER)
+    ((failed, error),) = queue.settle()
+    assert failed is sent[1]
+    assert "an earlier attempt may have stored it" in error.message
+
+
+def test_what_follows_a_batch_that_was_certainly_refused_gets_another_number() -> None:
+    queue = queue_of(2)
+    sent = send_all(queue)
+    queue.failed(sent[0], TOO_LARGE)
+    queue.failed(sent[1], RequestTimedOutError("no answer, but it cannot be stored without the one before"))
+    assert [batch for batch, _ in queue.settle()] == sent[:1]
+    queue.resume()
+    send_all(queue)
+    queue.failed(sent[1], OUT_OF_ORDER)
+    assert queue.settle() == []
+    assert sent[1].identity is None
 
 
 TOO_LARGE = MessageTooLargeError("a batch of so many bytes")

@@ -434,4 +434,10 @@ REGRESSIONS = [
         found="a log that could not be emptied for want of descriptors was opened again with a lower high watermark",
         mended="broker/high_watermarks.py",
     ),
+    Regression(
+        seed=250001277,
+        events=500,
+        found="a batch that may be stored got another number behind one that was given up, and was there twice",
+        mended="client/partition_queue.py",
+    ),
 ]

@@ -154,7 +154,7 @@ class End:
 class Call:
     """A request to a listener, and its answer; answered, failed or timed out once."""
 
-    __slots__ = ("_done", "_on_answer", "_on_error", "_timer", "caller", "server")
+    __slots__ = ("_done", "_on_answer", "_on_error", "_timer", "caller", "ends_with_caller", "server")
 
     def __init__(
         self,
@@ -166,6 +166,7 @@ class Call:
     ) -> None:
         self.caller = caller
         self.server: NetworkNode | None = None
+        self.ends_with_caller = False
         self._on_answer = on_answer
         self._on_error = on_error
         self._done = False
@@ -303,7 +304,8 @@ class Network:
         """Send a request; exactly one of `on_answer` and `on_error` is called.
 
         `may_come_late`: a request that is lost comes late at times, long after the caller has given it up, and behind
-        newer ones: it was in a buffer of the network, or of a process that stood still.
+        newer ones: it was in a buffer of the network, or of a process that stood still. It does not come after the end
+        of its caller: nothing fences the predecessor of a consumer without membership, in Kafka neither.
         """
         call = Call(self, caller, timeout_ms, on_answer, on_error)
         time_us = self.scheduler.now_us
@@ -311,12 +313,13 @@ class Network:
             time_us += self.delay_us(caller.host, host)
         elif may_come_late and self._late_rng.random() < LATE_SHARE:
             time_us += int(1000 * LATE_MS * self._late_rng.random())
+            call.ends_with_caller = True
         else:
             return
         self.scheduler.push_quiet(time_us, self._wire, lambda: self._serve(call, host, address, request))
 
     def _serve(self, call: Call, host: Host, address: Address, request: object) -> None:
-        if host in self.down:
+        if host in self.down or (call.ends_with_caller and not call.caller.alive):
             return
         server = self.listeners.get(address)
         if server is None or not server.alive:

@@ -10,6 +10,7 @@ from pathlib import Path
 from spark_broker.broker.membership import read_update
 from spark_broker.client.cluster_view import ClusterView
 from spark_broker.client.outgoing import Outcome
+from spark_broker.client.partition_queue import MAY_BE_STORED
 from spark_broker.controller.describe import describe
 from spark_broker.controller.effects import LaunchNumber
 from spark_broker.controller.image import BrokerState, MetadataImage
@@ -469,7 +470,9 @@ class World:
         return self.history.invoked(writer, tp, values_of(number, rows), transaction, keys=keys, tombstones=tombstones)
 
     def append_outcome(self, operation: int, outcome: Outcome) -> None:
-        """An idempotent append has its outcome. Only a time-out may fail it, unless there was an unclean election."""
+        """An idempotent append has its outcome. Without an unclean election only a time-out may fail it, or that of one
+        before it, where it may be stored itself.
+        """
         if not isinstance(outcome, SparkBrokerError):
             if outcome.base_offset is None:
                 raise ViolationError("a retry gets its own offset", f"append {operation} was answered without one")
@@ -477,7 +480,9 @@ class World:
             return
         self.history.failed(operation, outcome)
         self.note("clients", TraceKind.CLIENT, f"append {operation} failed: {outcome}")
-        if not isinstance(outcome, RequestTimedOutError) and not self.unclean.released:
+        if isinstance(outcome, RequestTimedOutError) or MAY_BE_STORED in outcome.message:
+            return
+        if not self.unclean.released:
             raise ViolationError("appends fail only in time", f"append {operation} failed: {outcome}")
 
     def append_acknowledged(self, operation: int, base_offset: int) -> None:

@@ -150,7 +150,7 @@ def answer_without_knowing_who_leads(patch: Patch) -> None:
     patch.setattr(Partition, "is_replaceable", lambda self: False)
 
 
-@bug("50", quick=False)
+@bug("50", quick=False, rare=True)
 def take_commits_for_an_earlier_leadership(patch: Patch) -> None:
     """A request that was under way for long is taken by a broker that coordinates the group again."""
     check = CommitOrder.check

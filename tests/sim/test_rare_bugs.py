@@ -18,6 +18,9 @@ STORIES = {
     "stop_at_a_partition_that_the_metadata_lacks": (
         "tests/client/test_joining.py::test_a_new_partition_that_the_metadata_lacks_is_read_once_the_metadata_has_it"
     ),
+    "take_commits_for_an_earlier_leadership": (
+        "tests/broker/test_group_coordinator.py::test_a_commit_for_another_leadership_is_sent_again"
+    ),
     "take_compacted_records_for_cut": (
         "tests/unit/test_tiering_attempt.py::test_the_table_is_cut_only_once_the_controller_has_decided_it"
     ),

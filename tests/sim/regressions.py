@@ -440,4 +440,10 @@ REGRESSIONS = [
         found="a batch that may be stored got another number behind one that was given up, and was there twice",
         mended="client/partition_queue.py",
     ),
+    Regression(
+        seed=270015885,
+        events=500,
+        found="(rig) a commit of a consumer without membership came after the end of its process, which nothing fences",
+        mended="testing/simulation/network.py",
+    ),
 ]

@@ -173,6 +173,11 @@ class Call:
         self._timer = Timer(network.scheduler, caller, "call timed out", self._timed_out)
         self._timer.set(timeout_ms)
 
+    @property
+    def is_void(self) -> bool:
+        """Whether it is not served any more."""
+        return self.ends_with_caller and not self.caller.alive
+
     def _timed_out(self) -> None:
         self.finish(RequestTimedOutError("the call was not answered in time"))
 
@@ -313,13 +318,13 @@ class Network:
             time_us += self.delay_us(caller.host, host)
         elif may_come_late and self._late_rng.random() < LATE_SHARE:
             time_us += int(1000 * LATE_MS * self._late_rng.random())
-            call.ends_with_caller = True
         else:
             return
+        call.ends_with_caller = may_come_late
         self.scheduler.push_quiet(time_us, self._wire, lambda: self._serve(call, host, address, request))
 
     def _serve(self, call: Call, host: Host, address: Address, request: object) -> None:
-        if host in self.down or (call.ends_with_caller and not call.caller.alive):
+        if host in self.down or call.is_void:
             return
         server = self.listeners.get(address)
         if server is None or not server.alive:
@@ -336,7 +341,7 @@ class Network:
         server.calls[call] = None
         label = type(request).__name__
         if server.paused:
-            server.backlog.append((label, lambda: server.answer(request, reply)))
+            server.backlog.append((label, lambda: None if call.is_void else server.answer(request, reply)))
             return
         self.scheduler.count(server, label)
         server.answer(request, reply)

@@ -9,7 +9,6 @@ one, the order of each committer does.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
 
 from spark_broker.errors import CoordinatorNotAvailableError, InvalidRequestError
 from spark_broker.protocol.messages import OffsetCommitRequest
@@ -22,7 +21,7 @@ class CommitOrder:
 
     def __init__(self, leader_epoch: int) -> None:
         self._leader_epoch = leader_epoch
-        self._last: OrderedDict[Hashable, int] = OrderedDict()
+        self._last: OrderedDict[tuple[str, str], int] = OrderedDict()  # by group and committer
 
     def check_epoch(self, named: int) -> None:
         """Raises CoordinatorNotAvailableError for what was meant for another leadership: its client looks again."""

@@ -119,7 +119,7 @@ class GroupCoordinator(GroupShards):
             return refusal or next(iter(taken.refused.values()), None) or EmptyResponse()
 
         def event(led: Led[GroupShard]) -> Decision[CommitAnswer]:
-            self._order_of(led).check(plain)
+            self._orders[led.number].check(plain)
             return led.shard.commit(commit, self._now())
 
         self._ask(commit.group_id, reply, event, answer)
@@ -277,7 +277,7 @@ class GroupCoordinator(GroupShards):
         group_id = request.group_id
 
         def delete(led: Led[GroupShard]) -> Decision[None]:
-            self._order_of(led).check_epoch(request.coordinator_epoch)
+            self._orders[led.number].check_epoch(request.coordinator_epoch)
             is_open = self._has_open_transaction(led)
             if isinstance(request, DeleteGroupRequest):
                 return led.shard.delete_group(group_id, self._now(), is_open)

@@ -142,12 +142,10 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
 
     def _loaded(self, led: Led[GroupShard]) -> None:
         logger.info("coordinates %s groups of %s", len(led.shard.state.groups), led.partition)
+        self._orders[led.number] = CommitOrder(led.leader_epoch)
         self._take_image()
         self._carry_out(led, led.shard.loaded(self._topics, self._now()))
         self._carry_out(led, led.shard.topics_changed(self._topics, self._image.tombstones, self._now()))
-
-    def _order_of(self, led: Led[GroupShard]) -> CommitOrder:
-        return self._orders.setdefault(led.number, CommitOrder(led.leader_epoch))
 
     def _unloaded(self, led: Led[GroupShard]) -> None:
         self._orders.pop(led.number, None)

@@ -61,6 +61,7 @@ class SavedHighWatermarks:
         with self._lock:
             kept = {key: mark for key, mark in self._saved.items() if keep(key)}
             open_now = {key: min(mark, self._ceilings.get(key, mark)) for key, mark in marks().items()}
+            self._reached = {key: mark for key, mark in self._reached.items() if key not in open_now}
             self._write({**kept, **open_now})
 
     @contextmanager

@@ -324,7 +324,7 @@ class Admin(GroupAdmin, OfOneProcess):
     def _ask(self, request: Message, kind: type[Answer], deadline: Deadline) -> Answer:
         """Ask the controller, through any broker."""
         if self._metadata.age_s > _REFRESH_AGE_S:
-            # A call to a frozen broker would wait for its time-out. Fresh metadata does not list such a broker.
+            # A call to a frozen broker waits for a second at least. Fresh metadata does not list such a broker.
             self._metadata.refresh(deadline)
         no_room_believed = Deadline.after_ms(_NO_ROOM_GRACE_MS)
 

@@ -113,20 +113,15 @@ def _few_nulls(count: int, kind: pa.DataType) -> pa.Array:
 
 
 def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    buffers = [pa.py_buffer(bytes((count + 7) // 8))]
     if pa.types.is_struct(kind):
-        buffers, children = [_zeros((count + 7) // 8)], [_nulls(count, field.type) for field in kind]
-    elif pa.types.is_list(kind):
-        buffers, children = [_zeros((count + 7) // 8), _zeros(4 * (count + 1))], [_nulls(0, kind.value_type)]
-    elif pa.types.is_map(kind):
-        entries = pa.struct([kind.key_field, kind.item_field])
-        buffers, children = [_zeros((count + 7) // 8), _zeros(4 * (count + 1))], [_nulls(0, entries)]
+        children = [_nulls(count, field.type) for field in kind]
+    elif pa.types.is_list(kind) or pa.types.is_map(kind):
+        buffers.append(pa.py_buffer(bytes(4 * (count + 1))))  # offsets: each is 0
+        children = [_nulls(0, kind.field(0).type)]
     else:
         return pa.nulls(count, kind)
     return pa.Array.from_buffers(kind, count, buffers, count, children=children)
-
-
-def _zeros(size: int) -> pa.Buffer:
-    return pa.py_buffer(bytes(size))
 
 
 def repeated(number: int, count: int, kind: pa.DataType) -> pa.Array:

@@ -31,3 +31,5 @@ def test_a_log_that_was_made_shorter_half_way_is_not_opened_with_its_old_mark(di
     assert marks.reached(KEY, 70) == 70, "of the log as it was, and all of it is committed"
     marks.save(lambda: {KEY: 120}, lambda _: True)
     assert directory.read_high_watermarks() == {KEY: 120}, "the log was opened again, and may grow"
+    marks.save(lambda: {KEY: 20}, lambda _: True)
+    assert marks.reached(KEY, 500) == 20, "what an earlier log had reached says nothing of the open one"

@@ -31,6 +31,9 @@ _NOBODY_TO_COMMIT_TO = (
     ThrottlingQuotaExceededError,
 )
 
+REASON_S = 0.5
+"""A commit that is under way ends within this time after its deadline, and says why. One behind it waits on."""
+
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
 
@@ -58,8 +61,10 @@ class Committing:
 
     def later(self) -> None:
         """Under the lock. Commit the positions that have changed, without waiting for the answer."""
-        deadline = Deadline.after_ms(ROUND_TIMEOUT_MS)
-        self._machine.commit_later(self._machine.positions_to_commit(), deadline.at_s * 1000)
+        self._later(self._machine.positions_to_commit())
+
+    def _later(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        self._machine.commit_later(offsets, Deadline.after_ms(ROUND_TIMEOUT_MS).at_s * 1000)
         self._threads.advance(news=False)
 
     def last(self, deadline: Deadline) -> bool:
@@ -85,7 +90,7 @@ class Committing:
         if self.due_in_s() == 0:
             self._automatic_s = time.monotonic()
             with self._threads.lock:
-                self.later()
+                self._later(self._machine.positions_to_keep())
 
     def due_in_s(self) -> float | None:
         """Seconds until the next automatic commit; None: there is none."""
@@ -97,6 +102,7 @@ class Committing:
         """Under the lock. Whether a commit would pass records is known once the positions are."""
         for tp in partitions:
             while (position := self._machine.partitions.get(tp)) is not None and not position.has_position:
+                self._machine.raise_lasting()
                 if position.error is not None:
                     break  # It has none, so a commit passes nothing.
                 if deadline.expired:
@@ -126,8 +132,12 @@ class Committing:
             return
         commit = self._machine.commit(offsets, deadline.at_s * 1000)
         self._threads.advance()
+        limit = Deadline(deadline.at_s + REASON_S)
         while not commit.done:
-            self._threads.wait()
+            self._machine.raise_lasting()
+            if limit.expired:
+                raise RequestTimedOutError("an earlier commit was not answered in time, so this one was not sent")
+            self._threads.wait(limit.remaining_s)
             self._check_open()
         if commit.error is not None:
             raise commit.error

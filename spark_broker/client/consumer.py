@@ -275,10 +275,9 @@ class Consumer(OfOneProcess):
         Positions move record by record: a commit never passes a record that was not handed out. Raises as `poll` does.
         """
         self._check_open()
-        record = None
         while not self._machine.closed:
             self._committing.when_due()
-            last = record
+            self._machine.record_came()
             try:
                 with self._lock:
                     record = self._next_record()
@@ -287,7 +286,7 @@ class Consumer(OfOneProcess):
                     self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))
             except BaseException:
                 with self._lock:
-                    self._machine.take_record_back(last)
+                    self._machine.take_record_back()
                 raise
             if record is not None:
                 yield record

@@ -76,7 +76,8 @@ class ConsumerMachine:
         self.topics: set[str] = set()
         self.pattern = ""
         self.checks = TopicChecks(self.partitions, columns)
-        self.failure: SparkBrokerError | InvariantError | None = None
+        self.failure: SparkBrokerError | InvariantError | None = None  # of the consumer; poll raises it
+        self._unreachable: SparkBrokerError | None = None  # no address of bootstrap.servers has ever answered
         self.closed = False
         fetch_machine = FetchMachine(config, columns, backoff) if fetches is None else fetches
         self.leaders = LeaderFetches(config, fetch_machine, self.partitions)
@@ -108,11 +109,16 @@ class ConsumerMachine:
 
         `pattern`: of names of topics, in a group.
         """
-        if self.group is not None and not self.is_member:
+        if not self.topics and not self.pattern:
             self.unsubscribe()  # from what was assigned by hand
         self.topics, self.pattern = set(topics), pattern
         if self.group is not None:
             self.group.membership.subscribe(self.topics, pattern, now_ms)
+        else:
+            for tp in [tp for tp in self.partitions if tp.topic not in self.topics]:
+                self._forget(tp)
+            for name in self._sought.keys() - self.topics:
+                del self._sought[name]
         self.reading_changed()
 
     def unsubscribe(self) -> None:
@@ -250,10 +256,15 @@ class ConsumerMachine:
         for of in handed:
             of.of.take_back(of)
 
-    def take_record_back(self, handed_out: ConsumedRecord | None) -> None:
-        """The caller did not get the newest record, unless it is this one."""
+    def record_came(self) -> None:
+        """The caller has got every record so far."""
         if self._turn is not None:
-            self._turn.take_record_back(handed_out)
+            self._turn.newest = None
+
+    def take_record_back(self) -> None:
+        """The caller did not get the record that was taken since `record_came`, if any was."""
+        if self._turn is not None:
+            self._turn.take_record_back()
 
     def _may_hand_out(self, position: PartitionPosition) -> bool:
         return not position.paused and position.error is None and position.tp.topic not in self.checks.errors
@@ -302,12 +313,22 @@ class ConsumerMachine:
             error = position.notify_truncation() if self.partitions.get(position.tp) is position else None
             if error is not None:
                 raise error
-        failure = self.failure
+        self.raise_lasting()
+        failure, self.failure = self.failure or self._unreachable, None
         if failure is None and self.group is not None:
             failure = self.group.take_failure()
-        self.failure = failure if isinstance(failure, LASTING) else None
         if failure is not None:
             raise again(failure)
+
+    def raise_lasting(self) -> None:
+        """Raises the failure that the consumer does not recover from, if there is one."""
+        if isinstance(self.failure, LASTING):
+            raise again(self.failure)
+
+    def failed(self, error: SparkBrokerError | InvariantError) -> None:
+        """The consumer has failed as a whole. The first failure that lasts stays."""
+        if not isinstance(self.failure, LASTING):
+            self.failure = error
 
     @property
     def committed(self) -> Offsets:
@@ -321,9 +342,20 @@ class ConsumerMachine:
         there = self.checks.readable(self.partitions.values())
         return {p.tp: p.to_commit for p in there if p.has_position and p.chosen}
 
+    def positions_to_keep(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What is committed from time to time, before partitions are given up, and at the end (enable.auto.commit): of
+        these partitions or of all, the positions to commit, and with auto.offset.reset=latest also those where nothing
+        was handed out yet. Otherwise who reads on would begin at the end, and pass what was appended meanwhile.
+        """
+        chosen = self.partitions if partitions is None else partitions
+        there = self.checks.readable(self.partitions[tp] for tp in chosen if tp in self.partitions)
+        return {p.tp: p.to_commit for p in there if p.has_position and (p.chosen or p.reset is Start.LATEST)}
+
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions to commit, without those that the coordinator is known to have."""
-        return self._commits.changed(self.positions_to_commit())
+        """The positions to keep, without those that the coordinator is known to have."""
+        return self._commits.changed(self.positions_to_keep())
 
     def check_commit(self, offsets: Offsets) -> None:
         """Raises OffsetOutOfRangeError and PolicyViolationError: a commit never passes records not handed out."""
@@ -356,15 +388,8 @@ class ConsumerMachine:
         if self.group.prepared != change:
             self.group.prepared = change
             if self._config.enable_auto_commit:
-                self.commit_later(self._positions_of(change), deadline_ms)
+                self.commit_later(self.positions_to_keep(change.partitions), deadline_ms)
         return not self._commits.is_busy
-
-    def _positions_of(self, change: Change) -> dict[TopicPartition, OffsetAndMetadata]:
-        """With auto.offset.reset=latest also those where nothing was handed out yet. Otherwise the next member would
-        begin at the end, and pass what was appended meanwhile.
-        """
-        found = self.checks.readable(self.partitions[tp] for tp in change.partitions if tp in self.partitions)
-        return {p.tp: p.to_commit for p in found if p.has_position and (p.chosen or p.reset is Start.LATEST)}
 
     def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
         """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones."""
@@ -374,7 +399,7 @@ class ConsumerMachine:
         self.leaders.refresh_wanted = True
         told_otherwise = consumer_errors.MEMBER_IS_GONE if self.is_member else consumer_errors.TOPIC_IS_GONE
         if commit.background and not error.retriable and not isinstance(error, told_otherwise):
-            self.failure = error
+            self.failed(error)
 
     def step(self, now_ms: float) -> list[Effect]:
         """The effects to carry out now. The shell has already begun those of earlier steps."""
@@ -476,14 +501,13 @@ class ConsumerMachine:
         self._round = None
         self.leaders.refresh_wanted = True
         if not error.retriable and not self.view.brokers:
-            self.failure = error  # no address of bootstrap.servers ever answered
+            self._unreachable = error
 
     def metadata_came(self, view: ClusterView, now_ms: float) -> None:
         """New metadata: topics were created or deleted or got partitions, or leaders moved."""
         self.leaders.view = view
         self._refreshed_ms = now_ms
-        if not isinstance(self.failure, LASTING):
-            self.failure = None
+        self._unreachable = None
         for name in sorted(self.topics if self.group is None else ()):
             self._assign_all(name, view.topic(name))
         checked = [self.checks.check(name, view.topic(name), now_ms) for name in sorted(self._topic_names())]

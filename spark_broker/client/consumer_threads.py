@@ -113,7 +113,7 @@ class ConsumerThreads:
     def died(self, error: BaseException) -> None:
         """A thread has ended by an error of our own: from now on, poll raises it."""
         with self.lock:
-            self.machine.failure = client_ended(error)
+            self.machine.failed(client_ended(error))
             self.changed.notify_all()
 
     def _start(self, name: str, asked: deque[Effect]) -> Worker:
@@ -176,7 +176,7 @@ class ConsumerThreads:
         except ClosedError as error:
             self._failed(effect, error)
         except SparkBrokerError as error:
-            if isinstance(effect, CommitOffsets) and effect.background and error.retriable:
+            if isinstance(effect, CommitOffsets) and effect.background:
                 _log.warning("a commit failed; the next commit stores its offsets or later ones: %s", error)
             if isinstance(effect, ReadHistory) and error.retriable:
                 _log.warning("%s: the topic's table is read later, from offset %d: %s", effect.tp, effect.start, error)

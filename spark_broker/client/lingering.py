@@ -10,24 +10,44 @@ from collections.abc import Callable
 from spark_broker.client.interrupts import uninterrupted
 from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
 from spark_broker.client.reentry import refuse_within
+from spark_broker.client.retry import Deadline
 from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.client.unseen import Unseen
+from spark_broker.errors import SparkBrokerError
 from spark_broker.model import TopicPartition
 from spark_broker.threads import LONGEST_WAIT_S, Fate, Worker, begin, client_ended
 
-Dispatch = Callable[[TopicPartition, RecordBuilder], None]
-"""Hands a full builder on. It never raises: an error goes into the builder's result."""
+Dispatch = Callable[[TopicPartition, RecordBuilder, Deadline | None], None]
+"""Hands a full builder on. An error goes into the builder's result. Raises OutOfTimeError at the deadline, if there is
+one: nothing was done then.
+"""
 
 _AT_ONCE_S = -math.inf
+
+
+class OutOfTimeError(Exception):
+    """The time of a `flush`, a `close` or an `append` is over. The records wait on."""
 
 
 class Lingering:
     """The records of `send` that are not in a micro-batch yet. Safe for use by many threads."""
 
-    def __init__(self, dispatch: Dispatch, *, linger_ms: int, name: str, died: Fate, unseen: Unseen) -> None:
-        """`died` is called if the thread has ended by an error of our own. `unseen`: where records that fail count."""
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        *,
+        linger_ms: int,
+        name: str,
+        died: Fate,
+        unseen: Unseen,
+        lost: Callable[[SparkBrokerError], None],
+    ) -> None:
+        """`died` is called if the thread has ended by an error of our own. `unseen`: where records that fail count.
+        `lost`: is told of an error of our own that took records, before their Futures are.
+        """
         self._unseen = unseen
         self._died = died
+        self._lost = lost
         self._dispatch = dispatch
         self._linger_s = linger_ms / 1000
         self._name = name
@@ -35,6 +55,8 @@ class Lingering:
         self._slots: dict[TopicPartition, Slot] = {}
         # Only `_lock` is taken, and never `_waiting`: a signal handler could raise within the condition's own code.
         self._waiting = threading.Condition(self._lock)
+        self._turns = threading.Condition(self._lock)  # a slot's `order` is free, and `_turns_awaited` wait for one
+        self._turns_awaited = 0
         self._due: dict[Slot, float] = {}  # oldest first: every slot waits equally long
         self._thread: Worker | None = None
         self._idle = True  # whether the thread waits until it is notified
@@ -78,44 +100,75 @@ class Lingering:
             if future is not None:
                 return future
 
-    def hand_on(self, topic: str | None = None) -> None:
-        """Hand on what waits, of one topic or of all. Wait for what another thread is handing on."""
+    def hand_on(self, topic: str | None = None, deadline: Deadline | None = None) -> bool:
+        """Hand on what waits, of one topic or of all. Wait for what another thread is handing on.
+
+        Whether all was done by the deadline. What was not waits on.
+        """
         if not self._slots:
-            return
+            return True
         with self._lock:
             slots = [slot for tp, slot in self._slots.items() if topic is None or tp.topic == topic]
-        for slot in slots:
-            self._hand_on(slot)
+        try:
+            for slot in slots:
+                self._hand_on(slot, deadline=deadline)
+        except OutOfTimeError:
+            return False
+        return True
 
     def has_records(self) -> bool:
         """Whether records wait to be handed on."""
         return any(slot.builder is not None or slot.sealed for slot in list(self._slots.values()))
 
-    def close(self) -> None:
-        """Hand on what waits, and end the thread. Records that are added from now on are handed on at once."""
+    def close(self, deadline: Deadline | None = None) -> None:
+        """Hand on what waits, as far as there is time, and end the thread. Records that are added from now on are
+        handed on at once.
+        """
         with self._lock:
             self._closed = True
             self._waiting.notify_all()
-        self.hand_on()
+        self.hand_on(deadline=deadline)
 
-    def _hand_on(self, slot: Slot, *, due_s: float = float("inf")) -> None:
-        """Hand on what the slot holds, if it began by `due_s`. Others may fill the slot again meanwhile."""
+    def _hand_on(self, slot: Slot, *, due_s: float = math.inf, deadline: Deadline | None = None) -> None:
+        """Hand on what the slot holds, if it began by `due_s`. Others may fill the slot again meanwhile.
+
+        Raises OutOfTimeError.
+        """
         here = threading.get_ident()
         if slot.order_of == here:
             # In a callback of what this thread has just handed on, the next may follow.
             refuse_within(self)
-            self._hand_on_in_order(slot, due_s)
+            self._hand_on_in_order(slot, due_s, deadline)
             return
         if slot.order.locked():
             refuse_within(self)
-        with slot.order:
-            slot.order_of = here
-            try:
-                self._hand_on_in_order(slot, due_s)
-            finally:
-                slot.order_of = 0
+            if deadline is not None:
+                self._await_turn(slot, deadline)
+        try:
+            with slot.order:
+                slot.order_of = here
+                try:
+                    self._hand_on_in_order(slot, due_s, deadline)
+                finally:
+                    slot.order_of = 0
+        finally:
+            if self._turns_awaited:
+                with self._lock:
+                    self._turns.notify_all()
 
-    def _hand_on_in_order(self, slot: Slot, due_s: float) -> None:
+    def _await_turn(self, slot: Slot, deadline: Deadline) -> None:
+        """Wait until no thread hands on what the slot held. A lock that is taken within a time could stay locked, where
+        a signal handler raises right after.
+        """
+        with self._lock:
+            self._turns_awaited += 1
+            try:
+                if not self._turns.wait_for(lambda: not slot.order.locked(), deadline.remaining_s):
+                    raise OutOfTimeError
+            finally:
+                self._turns_awaited -= 1
+
+    def _hand_on_in_order(self, slot: Slot, due_s: float, deadline: Deadline | None) -> None:
         with slot.lock:
             builder = slot.builder
             if builder is not None and builder.first_at_s <= due_s:
@@ -129,18 +182,22 @@ class Lingering:
             with uninterrupted() as block:
                 builder, *slot.sealed = slot.sealed
                 try:
-                    self._dispatch(slot.topic_partition, builder)
+                    self._dispatch(slot.topic_partition, builder, deadline)
                 except BaseException as error:
-                    if error is block.raised:
+                    if error is block.raised or isinstance(error, OutOfTimeError):
                         self._keep(slot, builder)
                     else:
                         self._lose(builder, error)
                     raise
 
     def _keep(self, slot: Slot, builder: RecordBuilder) -> None:
-        """What a signal handler raised has ended the wait for room, or for a broker. The linger thread goes on."""
+        """The time, or what a signal handler raised, has ended the wait for room or for a broker. The linger thread
+        goes on.
+        """
         slot.sealed = [builder, *slot.sealed]
         with self._lock:
+            if self._closed:
+                return
             self._due.pop(slot, None)
             self._due = {slot: _AT_ONCE_S, **self._due}
             self._wake()
@@ -151,7 +208,9 @@ class Lingering:
         if threading.current_thread() is self._thread:
             self._died(error)  # before anybody learns of it
         if builder.result.outcome is None:
-            builder.result.complete(client_ended(error))
+            failure = client_ended(error)
+            self._lost(failure)
+            builder.result.complete(failure)
 
     def _expect(self, slot: Slot) -> bool:
         """Whether the thread will hand on the slot's new builder when it is due. If not, the caller does so at once."""

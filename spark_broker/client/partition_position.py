@@ -125,7 +125,7 @@ class PartitionPosition:
         self.buffered_bytes = 0
         self._records: Iterator[ConsumedRecord] | None = None  # of the first batch in the buffer, from `position` on
         self._epoch_before = NO_EPOCH  # of the record before that batch
-        self._newest: tuple[ConsumedRecord, Prefetched] | None = None  # that `take_record` has returned
+        self.newest: tuple[ConsumedRecord, Prefetched] | None = None  # taken; the caller may not have got it
 
     @property
     def has_position(self) -> bool:
@@ -166,7 +166,7 @@ class PartitionPosition:
         self.generation += 1
         self.buffer.clear()
         self.buffered_bytes = 0
-        self._records = self._newest = None
+        self._records = self.newest = None
         self.lineage = NO_LINEAGE
         self.error = None
         self.retry = FetchRetry()
@@ -207,10 +207,10 @@ class PartitionPosition:
         self.position, self.last_epoch, self.chosen = handed.position, handed.last_epoch, handed.chosen
         self._records = None
 
-    def take_record_back(self, handed_out: ConsumedRecord | None) -> None:
-        """The newest record never reached the caller, unless it is this one: it is handed out again."""
-        newest, self._newest = self._newest, None
-        if newest is None or newest[0] is handed_out:
+    def take_record_back(self) -> None:
+        """The newest record never reached the caller: it is handed out again."""
+        newest, self.newest = self.newest, None
+        if newest is None:
             return
         record, batch = newest
         if not self.buffer or self.buffer[0] is not batch:
@@ -239,7 +239,7 @@ class PartitionPosition:
                 if record is None:  # Compaction has removed the last rows of the batch.
                     self._pass(first)
                     continue
-                self._newest = record, first
+                self.newest = record, first
                 self.position, self.last_epoch, self.chosen = record.offset + 1, first.leader_epoch, True
                 if self.position == first.next_offset:
                     self._pass(first)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -17,14 +18,14 @@ import pyarrow as pa
 
 from spark_broker.client import given
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.client.dividing import Complete, Divide, Divider, PieceResults, divided
+from spark_broker.client.dividing import Divider
 from spark_broker.client.inputs import Conformed, conformed, tabular, within_size
-from spark_broker.client.interrupts import interruptible, uninterrupted, wait_no_more
+from spark_broker.client.interrupts import interruptible
 from spark_broker.client.keywords import ProducerSettings
-from spark_broker.client.lingering import Lingering
+from spark_broker.client.lingering import Lingering, OutOfTimeError
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.one_process import OfOneProcess
-from spark_broker.client.outgoing import AppendResult, Outcome, OutgoingBatch
+from spark_broker.client.outgoing import AppendResult
 from spark_broker.client.partitioner import partition_batch
 from spark_broker.client.record_builder import (
     RECORD_OVERHEAD_BYTES,
@@ -39,11 +40,13 @@ from spark_broker.client.retry import Deadline
 from spark_broker.client.send_target import SendTarget, target_of
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
+from spark_broker.client.submission import Submission
 from spark_broker.client.transaction_state import ProducerTransaction
 from spark_broker.client.transactions import Offsets, TransactionManager, check_transactional, transaction_block
 from spark_broker.client.unseen import Unseen, WatchedFuture
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
+    BufferExhaustedError,
     ClosedError,
     InvalidTxnStateError,
     RequestTimedOutError,
@@ -51,7 +54,6 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.model import GroupMetadata, RecordMetadata, TopicPartition
-from spark_broker.protocol.arrow_message import encoded_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.transport.origin import Origin
 
@@ -97,11 +99,12 @@ class Producer(OfOneProcess):
         if self._config.transactional_id:
             check_transactional(self._config)
         compression = None if self._config.compression_type == "none" else self._config.compression_type
-        self._divider = Divider(TRANSACTIONAL if self._config.transactional_id else 0, compression)
+        divider = Divider(TRANSACTIONAL if self._config.transactional_id else 0, compression)
         self._metadata = ClusterMetadata.connect(self._config)
         self._state = ProducerTransaction(self._refuse_appends) if self._config.transactional_id else None
         self._origin = Origin()
         self._sender = Sender(self._metadata, self._config, self._note_failure)
+        self._submission = Submission(self._sender, divider, self._note_failure)
         self._unseen = Unseen()
         self._lingering = Lingering(
             self._dispatch,
@@ -109,6 +112,7 @@ class Producer(OfOneProcess):
             name=self._config.client_id or "producer",
             died=self._sender.died,
             unseen=self._unseen,
+            lost=self._note_failure,
         )
         self._transactions = self._open_transactions()
         self._insides = (self, self._sender, self._lingering, self._transactions or self)
@@ -139,8 +143,9 @@ class Producer(OfOneProcess):
     def _append(self, topic: str, data: object, partition: int | None) -> Future[list[RecordMetadata]]:
         try:
             topic = given.topic_name(topic)
-            self._lingering.hand_on(topic)
             deadline = Deadline.after_ms(self._config.max_block_ms)
+            if not self._lingering.hand_on(topic, deadline):
+                raise BufferExhaustedError("earlier records of `send` still wait: there was no room for them in time")
             view = self._topic(topic, deadline)
             view, rows = self._conformed(tabular(data), view, deadline)
             parts = [part for batch in rows.batches for part in self._parts(view, batch, partition)]
@@ -152,7 +157,7 @@ class Producer(OfOneProcess):
             return self._failed(error)
         result = AppendResult(len(sized), self._unseen)
         for index, (number, batch) in enumerate(sized):
-            self._submit(view, number, batch, result.part(index), deadline)
+            self._submission.submit(view, number, batch, result.part(index), deadline)
         return result.future
 
     def _conformed(self, data: object, view: TopicView, deadline: Deadline) -> tuple[TopicView, Conformed]:
@@ -236,9 +241,9 @@ class Producer(OfOneProcess):
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
         if refuse_within(*self._insides) is Within.CALLBACK:
             self._check_nothing_else_left()
-        self._lingering.hand_on()
         limit_s = self._config.delivery_timeout_ms / 1000 + 5.0 if given_s is None else given_s
-        if not self._sender.drain(Deadline.after_ms(limit_s * 1000)):
+        deadline = Deadline.after_ms(limit_s * 1000)
+        if not (self._lingering.hand_on(deadline=deadline) and self._sender.drain(deadline)):
             raise RequestTimedOutError(f"flush: not everything was acknowledged within {limit_s} s")
         self._sender.check()
 
@@ -334,9 +339,10 @@ class Producer(OfOneProcess):
                 logger.warning("an open transaction was not aborted; its time-out will do so: %s", error)
         if given_s == 0:
             self._sender.close()  # What is handed on from now on fails, and does not wait for room.
-        self._lingering.close()
+        self._lingering.close(deadline)
         self._sender.drain(deadline)
         self._sender.close()
+        self._lingering.hand_on()  # what had no time fails
         self._metadata.close()
         self._tell_of_unseen()
         self._closer = 0
@@ -369,7 +375,8 @@ class Producer(OfOneProcess):
     def _open_transactions(self) -> TransactionManager | None:
         if self._state is None:
             return None
-        return TransactionManager(self._state, self._metadata, self._sender, self._lingering.hand_on, self._config)
+        hand_on = partial(self._lingering.hand_on, None)
+        return TransactionManager(self._state, self._metadata, self._sender, hand_on, self._config)
 
     def _transactional(self) -> TransactionManager:
         self._check_open()
@@ -444,57 +451,21 @@ class Producer(OfOneProcess):
         usable = led_partitions or [state.partition for state in view.partitions]
         return usable[next(self._sticky_counter) % len(usable)]
 
-    def _submit(
-        self,
-        view: TopicView,
-        partition: int,
-        rows: pa.RecordBatch,
-        complete: Callable[[Outcome], None],
-        deadline: Deadline,
-        divide: Divide | None = None,
-    ) -> None:
-        """Encode, wait for room, and hand the batches to the sender. Failures are reported to `complete`."""
-        attributes, compression = self._divider.attributes, self._divider.compression
-        message = encoded_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=compression)
-        where = TopicPartition(view.name, partition)
-        batch = OutgoingBatch(where, view.topic_id, view.schema_id, rows.num_rows, message, complete, divide)
-        with uninterrupted():
-            try:
-                self._sender.reserve(batch.size_bytes, deadline)
-                self._sender.enqueue(batch)
-            except SparkBrokerError as error:
-                self._note_failure(error)
-                complete(error)
-            wait_no_more()
-
-    def _dispatch(self, where: TopicPartition, builder: RecordBuilder) -> None:
-        """A slot of `send` is full or due."""
+    def _dispatch(self, where: TopicPartition, builder: RecordBuilder, limit: Deadline | None) -> None:
+        """A slot of `send` is full or due. Records fail after max.block.ms; `limit` ends only the caller's wait."""
         complete = builder.result.complete
         deadline = Deadline.after_ms(self._config.max_block_ms)
+        soon = limit if limit is not None and limit.at_s < deadline.at_s else None
         if self._sticky.get(where.topic) == where.partition:
             self._sticky.pop(where.topic, None)
         try:
-            view = self._topic(where.topic, deadline)
-            self._sender.prepare(deadline)
+            view = self._topic(where.topic, soon or deadline)
+            self._sender.prepare(soon or deadline)
             rows = builder.build()
         except SparkBrokerError as error:
+            if soon is not None and soon.expired and error.retriable:
+                raise OutOfTimeError from error
             self._note_failure(error)
             complete(error)
         else:
-            self._submit_records(view, where.partition, rows, complete, deadline)
-
-    def _submit_records(
-        self, view: TopicView, partition: int, rows: pa.RecordBatch, complete: Complete, deadline: Deadline
-    ) -> None:
-        """The records of `send`. The limit of the topic may have become lower while they gathered."""
-        pieces = divided(rows, view.settings.max_message_bytes)
-        results = None if len(pieces) == 1 else PieceResults(pieces, complete)
-        for place, piece in enumerate(pieces):
-            done = complete if results is None else results.part(place)
-            try:
-                within_size(piece, view, divisible=False)
-            except SparkBrokerError as error:
-                self._note_failure(error)
-                done(error)
-            else:
-                self._submit(view, partition, piece, done, deadline, self._divider.of(done))
+            self._submission.records(view, where.partition, rows, complete, deadline, soon)

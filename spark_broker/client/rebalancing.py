@@ -86,6 +86,7 @@ class Rebalancing:
         """
         while self.is_due:
             with self._threads.lock:
+                self._machine.raise_lasting()
                 change = self._group.next_change()
                 if change is not None and change.kind is ChangeKind.REVOKED and not self._prepare(change, deadline):
                     return False
@@ -163,18 +164,24 @@ class Rebalancing:
         if membership.phase not in (MemberPhase.IN, MemberPhase.LOST):
             return
         is_lost = membership.phase is MemberPhase.LOST
-        answers = is_lost or commit_last()
+        answers = is_lost
+        try:
+            answers = is_lost or commit_last()
+        finally:
+            self._give_all_up(deadline if answers else Deadline.after_ms(0), reason, is_lost=is_lost)
+
+    def _give_all_up(self, deadline: Deadline, reason: str, *, is_lost: bool) -> None:
         with self._threads.lock:
             change = self._group.next_change() if is_lost else self._group.everything()
         try:
             if change is not None:
                 self.tell_listener(change)
         finally:
+            membership, limit = self._group.membership, Deadline.after_ms(LEAVE_WAIT_S * 1000)
             with self._threads.lock:
                 self._group.left(self._threads.now_ms(), reason)
                 self._machine.reading_changed()
                 self._threads.advance()
-                limit = Deadline.after_ms(LEAVE_WAIT_S * 1000 if answers else 0)
                 while membership.is_leaving and not (limit.expired or deadline.expired):
                     self._threads.wait(min(limit.remaining_s, deadline.remaining_s))
                 membership.abandon()

@@ -13,11 +13,12 @@ from typing import Self
 
 from spark_broker.client.retry import Deadline
 from spark_broker.client.transaction_machine import Phase, TransactionMachine
-from spark_broker.errors import RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import RequestTimedOutError, SparkBrokerError, TransactionAbortableError
 
 
 class ProducerTransaction:
-    """Safe for use by many threads. As a context manager it admits one append, and learns when that is done.
+    """Safe for use by many threads. As a context manager it admits one append, and learns when that is done. An append
+    that ends in an exception of another kind than ours may have been done in part: the transaction can only be aborted.
 
     `on_refusal` is called without the lock, with the error that refuses appends from then on. It is called before the
     append that failed counts as done. The methods raise what the machine's methods of the same names raise.
@@ -54,6 +55,9 @@ class ProducerTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         here = threading.get_ident()
+        if error is not None and not isinstance(error, SparkBrokerError):
+            # Ctrl-C, say. Nobody knows how much of the append is in the transaction.
+            self.append_failed(TransactionAbortableError(f"a call was ended by {type(error).__name__}"))
         with self._lock:
             left = self._under_way.pop(here, 0) - 1
             if left > 0:

@@ -112,7 +112,7 @@ class TransactionManager:
         state: ProducerTransaction,
         metadata: ClusterMetadata,
         sender: Sender,
-        hand_on: Callable[[], None],
+        hand_on: Callable[[Deadline], bool],
         config: ProducerConfig,
     ) -> None:
         self._state = state
@@ -230,9 +230,9 @@ class TransactionManager:
         deadline = Deadline.after_ms(self._config.delivery_timeout_ms + 5000)
         try:
             self._state.await_quiet(deadline)
-            self._hand_on()
-            if not self._sender.drain(deadline):
+            if not (self._hand_on(deadline) and self._sender.drain(deadline)):
                 raise RequestTimedOutError("not every append of the transaction was acknowledged in time")
+            self._sender.check()
         except SparkBrokerError as error:
             self._state.append_failed(error)  # the next step raises it
 
@@ -255,8 +255,7 @@ class TransactionManager:
         deadline = Deadline.after_ms(self._config.max_block_ms)
         self._sender.refuse(TransactionAbortableError("the transaction was aborted before the append was acknowledged"))
         self._state.await_quiet(deadline)
-        self._hand_on()
-        if not self._sender.drain(deadline):
+        if not (self._hand_on(deadline) and self._sender.drain(deadline)):
             raise RequestTimedOutError("the callback of an append has not returned")
 
     def _ask_outcome(self, timeout_ms: int) -> None:

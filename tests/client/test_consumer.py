@@ -774,3 +774,33 @@ def test_close_does_not_wait_for_a_cluster_that_is_gone(cluster: FakeCluster, va
     consumer.close(timeout=0.5)
     with pytest.raises(ClosedError):
         consumer.poll()
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_new_subscription_replaces_what_was_read_before(cluster: FakeCluster, values: Values, by_hand: bool) -> None:
+    """Without a group. Story: the old topic was read on, beside the new one."""
+    for topic in ("t", "u"):
+        cluster.create(topic)
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        if by_hand:
+            consumer.assign([T0])
+        else:
+            consumer.subscribe(["t"])
+        assert consumer.position(T0) == 0
+        consumer.subscribe(["u"])
+        new = TopicPartition("u", 0)
+        assert consumer.position(new) == 0
+        assert consumer.assignment() == [new]
+        cluster.store("t", 0, values("old"))
+        cluster.store("u", 0, values("new"))
+        assert [batch.topic for batch in poll_rows(consumer, 1)] == ["u"]
+
+
+def test_a_subscription_that_stays_keeps_its_positions(cluster: FakeCluster, values: Values) -> None:
+    for topic in ("t", "u"):
+        cluster.create(topic)
+    cluster.store("t", 0, values("a", "b"))
+    with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest") as consumer:
+        poll_rows(consumer, 2)
+        consumer.subscribe(["t", "u"])
+        assert consumer.position(T0) == 2

@@ -10,7 +10,9 @@ import pytest
 from spark_broker import TopicPartition
 from spark_broker.client.lingering import Dispatch, Lingering
 from spark_broker.client.record_builder import RecordBuilder
+from spark_broker.client.retry import Deadline
 from spark_broker.client.unseen import Unseen
+from spark_broker.errors import SparkBrokerError
 from tests.conftest import WaitUntil
 
 WAIT_S = 30.0
@@ -28,15 +30,21 @@ class Sends:
     def __init__(self, linger_ms: int = NEVER_MS, dispatch: Dispatch | None = None) -> None:
         self.handed_on: list[list[bytes | None]] = []
         self.died = list[BaseException]()
+        self.lost = list[SparkBrokerError]()
         self.lingering = Lingering(
-            dispatch or self._dispatch, linger_ms=linger_ms, name="test", died=self.died.append, unseen=Unseen()
+            dispatch or self._dispatch,
+            linger_ms=linger_ms,
+            name="test",
+            died=self.died.append,
+            unseen=Unseen(),
+            lost=self.lost.append,
         )
         self._slot = self.lingering.slot(TopicPartition("t", 0))
 
     def send(self, value: bytes, size_bytes: int, batch_bytes: int = 100) -> None:
         self.lingering.add(self._slot, batch_bytes, None, value, None, 0, size_bytes)
 
-    def _dispatch(self, partition: TopicPartition, builder: RecordBuilder) -> None:
+    def _dispatch(self, partition: TopicPartition, builder: RecordBuilder, deadline: Deadline | None) -> None:
         self.handed_on.append(values_of(builder))
 
 
@@ -51,7 +59,7 @@ def test_a_batch_does_not_overtake_one_that_is_being_handed_on() -> None:
     entered, release = threading.Event(), threading.Event()
     handed_on: list[list[bytes | None]] = []
 
-    def dispatch(partition: TopicPartition, builder: RecordBuilder) -> None:
+    def dispatch(partition: TopicPartition, builder: RecordBuilder, deadline: Deadline | None) -> None:
         values = values_of(builder)
         if values == [b"first"]:
             entered.set()

@@ -163,6 +163,80 @@ def test_a_record_that_an_interrupted_iteration_did_not_yield_is_not_passed(
         assert seen == [0, 1, 2, 3]
 
 
+def interrupt_decoding(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    """Raise KeyboardInterrupt instead of the records of this batch, counted from 1."""
+    records_of, left = PartitionPosition._records_of, [calls]
+
+    def interrupted(position: PartitionPosition, batch: ConsumedBatch) -> Iterator[ConsumedRecord]:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return records_of(position, batch)
+
+    monkeypatch.setattr(PartitionPosition, "_records_of", interrupted)
+
+
+def fetched_ahead(consumer: Consumer) -> int:
+    return sum(len(position.buffer) for position in consumer._machine.partitions.values())
+
+
+@pytest.mark.parametrize("calls", [3, 4])
+def test_an_iteration_that_is_interrupted_before_the_next_batch_repeats_nothing(
+    cluster: FakeCluster, values: Values, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil, calls: int
+) -> None:
+    """Story: a record of the other partition, delivered and perhaps committed, came again."""
+    cluster.create("t", 2)
+    for partition, names in ((0, "ab"), (1, "xy"), (0, "cd"), (1, "zw")):
+        cluster.store("t", partition, values(*names))
+    with Consumer(cluster.bootstrap, group_id="g", topics=["t"], auto_offset_reset="earliest") as consumer:
+        wait_until(lambda: fetched_ahead(consumer) == 4, "all is fetched ahead")
+        seen: list[object] = []
+        with monkeypatch.context() as patched:
+            interrupt_decoding(patched, calls)
+            with pytest.raises(KeyboardInterrupt):
+                seen.extend(record.value for record in consumer)
+        assert consumer.position(T0) + consumer.position(T1) == len(seen)
+        seen += [record.value for record in iterated(consumer, 8 - len(seen))]
+        assert sorted(map(str, seen)) == sorted(str(name.encode()) for name in "abcdwxyz")
+
+
+def test_a_second_loop_that_is_interrupted_repeats_nothing(
+    cluster: FakeCluster, values: Values, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a", "b"))
+    cluster.store("t", 0, values("c"))
+    with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest") as consumer:
+        wait_until(lambda: fetched_ahead(consumer) == 2, "all is fetched ahead")
+        assert [record.value for record in iterated(consumer, 2)] == [b"a", b"b"]
+        with monkeypatch.context() as patched:
+            interrupt_decoding(patched, 1)
+            with pytest.raises(KeyboardInterrupt):
+                iterated(consumer, 1)
+        assert [record.value for record in iterated(consumer, 1)] == [b"c"]
+
+
+@pytest.mark.parametrize("subscribe", [True, False], ids=["member", "by hand"])
+def test_who_follows_a_consumer_that_has_read_nothing_begins_where_that_one_did(
+    cluster: FakeCluster, values: Values, subscribe: bool
+) -> None:
+    """Story: with auto.offset.reset=latest, a group passed what came between two runs of a program."""
+
+    def opened() -> Consumer:
+        consumer = Consumer(cluster.bootstrap, group_id="g", topics=["t"] if subscribe else None)
+        if not subscribe:
+            consumer.assign([T0])
+        return consumer
+
+    cluster.create("t")
+    with opened() as first:
+        assert first.position(T0) == 0
+        assert first.poll(0.2) == []
+    cluster.store("t", 0, values("a"))
+    with opened() as second:
+        assert values_of(poll_rows(second, 1)) == ["a"]
+
+
 def test_one_topic_of_two_is_deleted_and_the_other_is_read_on(
     cluster: FakeCluster, values: Values, caplog: pytest.LogCaptureFixture, wait_until: WaitUntil
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pandas as pd
@@ -630,6 +631,48 @@ def test_close_with_a_timeout_fails_what_is_left(cluster: FakeCluster, values: V
     future = producer.append("t", values("a"))
     producer.close(timeout=0.1)
     assert isinstance(future.exception(WAIT_S), ClosedError)
+
+
+@pytest.mark.parametrize("linger_ms", [20, 3_600_000], ids=["another thread waits", "nobody waits yet"])
+@pytest.mark.parametrize("end", [Producer.close, Producer.flush])
+def test_an_end_keeps_its_time_while_records_of_send_wait_for_room(
+    cluster: FakeCluster, values: Values, end: Callable[[Producer, float], None], linger_ms: int
+) -> None:
+    """Story: it took max.block.ms for each partition. What a flush has no time for is sent later."""
+    cluster.create("t")
+    full = threading.Event()
+    full.set()
+    cluster.append_hook = lambda broker, request, header: StoreSilently() if full.is_set() else None
+    settings = {"buffer_memory": 6000, "max_block_ms": 60_000, "request_timeout_ms": 1000, "linger_ms": linger_ms}
+    producer = Producer(cluster.bootstrap, config={name.replace("_", "."): value for name, value in settings.items()})
+    producer.append("t", values("x" * 3000))
+    future = producer.send("t", b"y" * 3000)
+    began_s = time.monotonic()
+    with suppress(RequestTimedOutError):
+        end(producer, 0.5)
+    assert time.monotonic() - began_s < WAIT_S / 2
+    if end is Producer.flush:
+        assert not future.done()
+        full.clear()
+        producer.flush()
+        assert future.result(WAIT_S).offset == 1
+        producer.close()
+    assert future.done()
+
+
+def test_an_append_waits_for_earlier_sends_no_longer_than_for_its_own_room(
+    cluster: FakeCluster, values: Values
+) -> None:
+    cluster.create("t", 4)
+    cluster.append_hook = lambda broker, request, header: StoreSilently()
+    producer = Producer(cluster.bootstrap, buffer_memory=6000, max_block_ms=1000, linger_ms=3_600_000)
+    producer.append("t", values("x" * 3000))
+    for partition in range(4):
+        producer.send("t", b"y" * 3000, partition=partition)
+    began_s = time.monotonic()
+    assert isinstance(producer.append("t", values("z")).exception(WAIT_S), BufferExhaustedError)
+    assert time.monotonic() - began_s < 3
+    producer.close(0)
 
 
 def test_a_callback_may_append(cluster: FakeCluster, producer: Producer, values: Values) -> None:

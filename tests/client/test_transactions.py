@@ -6,13 +6,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spark_broker import Consumer, OffsetAndMetadata, Producer, RecordMetadata, TopicPartition
+from spark_broker.client.coordinator import CoordinatorClient
+from spark_broker.client.outgoing import OutgoingBatch
+from spark_broker.client.record_builder import RecordBuilder
+from spark_broker.client.sender import Sender
 from spark_broker.errors import (
     BufferExhaustedError,
+    ClientEndedError,
     ClosedError,
     CorruptMessageError,
     InvalidConfigError,
@@ -697,3 +703,73 @@ def test_an_append_belongs_to_the_transaction_in_which_it_was_admitted(cluster: 
             thread.join(WAIT_S)
     assert all(future.done() and future.exception() is None for future in admitted)
     assert sum(len(rows) for rows in committed(cluster)) == len(admitted)
+
+
+def test_offsets_whose_call_was_interrupted_are_not_taken_for_a_repetition(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the next offsets had the same number, were taken for a repetition, and the older ones were committed."""
+    cluster.create("t")
+    ask, interrupts = CoordinatorClient.ask, [KeyboardInterrupt]
+
+    def interrupted(self: CoordinatorClient, request: CallRequest, *rest: Any, **named: Any) -> Any:
+        answer = ask(self, request, *rest, **named)
+        if isinstance(request, TransactionalOffsetCommitRequest) and interrupts:
+            raise interrupts.pop()
+        return answer
+
+    monkeypatch.setattr(CoordinatorClient, "ask", interrupted)
+    with Producer(cluster.bootstrap, transactional_id="x") as producer:
+        producer.begin_transaction()
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_offsets_to_transaction({T0: 5}, "g")
+        with pytest.raises(TransactionAbortableError, match="KeyboardInterrupt"):
+            producer.send_offsets_to_transaction({T0: 10}, "g")
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send_offsets_to_transaction({T0: 10}, "g")
+    assert cluster.committed["g", "t", 0].offset == 10
+
+
+def test_an_append_that_was_interrupted_is_not_committed_in_part(
+    cluster: FakeCluster, values: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create("t", 2)
+    enqueue, calls = Sender.enqueue, [0]
+
+    def interrupted(self: Sender, batch: OutgoingBatch) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise MemoryError
+        enqueue(self, batch)
+
+    monkeypatch.setattr(Sender, "enqueue", interrupted)
+    with Producer(cluster.bootstrap, transactional_id="x") as producer:
+        producer.begin_transaction()
+        rows = pa.Table.from_batches([values(*(f"row {number}" for number in range(50)))])
+        with pytest.raises(MemoryError):
+            producer.append("t", rows.set_column(0, "key", rows["value"]))
+        with pytest.raises(TransactionAbortableError):
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert committed(cluster) == [[], []]
+
+
+def test_records_that_the_linger_thread_has_lost_are_not_left_out_of_a_transaction(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create("t")
+
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    producer = Producer(cluster.bootstrap, transactional_id="x", linger_ms=20)
+    producer.begin_transaction()
+    producer.append("t", [{"value": b"first"}]).result(WAIT_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordBuilder, "build", out_of_memory)
+        assert isinstance(producer.send("t", b"lost").exception(WAIT_S), ClientEndedError)
+    with pytest.raises(TransactionAbortableError):
+        producer.commit_transaction()
+    producer.close(1)
+    assert not any(isinstance(call, EndTransactionRequest) and call.committed for _, call in cluster.calls)

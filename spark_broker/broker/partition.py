@@ -319,6 +319,8 @@ class Partition(GuardedStorage):
             read = self.position(self.replica.log_end_offset)
             within = self.replica.log_start_offset <= offset < read[0]  # below the log start, the follower is rebuilt
         frames = self.read_log(offset, max_bytes, read[0]) if within else []
+        with self.lock.reading:
+            self.replica.check_leader(leader_epoch)  # What was read since may be a later leader's.
         # Afterwards: compaction may have replaced meanwhile what was read.
         return PartitionRead(from_offset(frames, offset), *read[1:], purge_offset=self._log.cleaned.purge_offset)
 
@@ -369,7 +371,14 @@ class Partition(GuardedStorage):
             self._carry_out(self.replica.fetched(answer, batch_info(frames[0].header) if frames else None))
             if answer.diverging is not None or self.restart_reason is not None:
                 return True
-            fresh = [frame for frame in frames if frame.header.base_offset >= self.replica.log_end_offset]
+            # A leader that was deposed while it read may send what it has copied from the next one. In an answer of the
+            # older epoch, that would get a place that no comparison of epochs checks.
+            fresh = [
+                frame
+                for frame in frames
+                if frame.header.base_offset >= self.replica.log_end_offset
+                and frame.header.leader_epoch <= answer.leader_epoch
+            ]
             for run in by_segment(fresh) or ((),):
                 if self.replica.role is not Role.FOLLOWER:
                     break  # What the answer asked for was refused half-way: the log is to be opened anew.

@@ -28,6 +28,26 @@ _KEPT = frozenset({"retention.ms", "retention.bytes"})
 """Settings that are stored even if they say what the default says."""
 
 
+OF_ROWS = frozenset(
+    {
+        "key.columns",
+        "timestamp.column",
+        "storage.format",
+        "delta.path",
+        "delta.commit.interval.ms",
+        "delta.type.widening",
+        "local.retention.ms",
+        "local.retention.bytes",
+    }
+)
+"""Settings about columns and tables. Internal topics have none."""
+
+
+def without_rows(defaults: TopicConfig) -> TopicConfig:
+    """The same, but for `OF_ROWS`."""
+    return defaults.with_values({name: _BUILT_IN[name] for name in OF_ROWS})
+
+
 def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str, str]:
     """What to store for a topic: the cluster's `[topic]` defaults with these values over them.
 
@@ -74,7 +94,7 @@ def _stored(config: TopicConfig, explicit: Collection[str]) -> dict[str, str]:
 def altered_config(
     defaults: TopicConfig, current: Mapping[str, str], values: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """`current` (as stored) with settings set, or reset to the cluster's default (None). Raises InvalidConfigError."""
+    """`current` (as stored) with settings set, or reset to the default (None). Raises InvalidConfigError."""
     cluster = defaults.to_dict()
     changed = {name: cluster.get(name, "") if value is None else value for name, value in values.items()}
     _check_table_path(changed.get("delta.path", ""))

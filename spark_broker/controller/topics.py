@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings, TopicConfig
@@ -21,9 +21,10 @@ from spark_broker.controller.records import (
     TopicRecord,
 )
 from spark_broker.controller.snapshot import partition_record
-from spark_broker.controller.topic_config import altered_config, stored_config
+from spark_broker.controller.topic_config import OF_ROWS, altered_config, stored_config, without_rows
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
+    InvalidConfigError,
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
     InvalidTopicError,
@@ -72,7 +73,7 @@ def create_topic(
     check_topic_name(request.name, internal=request.internal)
     if image.topic(request.name) is not None:
         raise TopicAlreadyExistsError(f"topic {request.name}")
-    config = stored_config(settings.topic, request.config)
+    config = stored_config(defaults_of(settings, request.name, internal=request.internal), request.config)
     replicas = _assignment(image, request, settings, disks)
     records: list[MetadataRecord] = [
         TopicRecord(request.name, values.topic_id, config, request.internal),
@@ -170,15 +171,24 @@ def internal_topic_request(
     )
 
 
+def defaults_of(settings: ClusterSettings, name: str, *, internal: bool) -> TopicConfig:
+    """What holds for a topic where nothing is set for it: the cluster's `[topic]`, or what internal topics need."""
+    if not internal:
+        return settings.topic
+    return without_rows(settings.topic).with_values(_internal_config(settings, name))
+
+
 def _internal_config(settings: ClusterSettings, name: str) -> dict[str, str]:
     """What is set for an internal topic, whatever the defaults of the cluster's topics are: coordinators must be able
     to append what they decide. Retention deletes none of their records. Batches are small and many, and every broker
-    keeps the newest segment's index in memory.
+    keeps the newest segment's index in memory. A decision about a transaction must not be lost (Kafka, too).
     """
-    cluster, segment_bytes = settings.cluster, settings.cluster.offsets_topic_segment_bytes
+    cluster, segment_bytes, certain = settings.cluster, settings.cluster.offsets_topic_segment_bytes, {}
     if name == TRANSACTION_STATE_TOPIC:
         segment_bytes = cluster.transaction_state_log_segment_bytes
+        certain = {"unclean.leader.election.enable": "false"}
     return {
+        **certain,
         "cleanup.policy": "compact",
         "retention.ms": "-1",
         "retention.bytes": "-1",
@@ -189,15 +199,20 @@ def _internal_config(settings: ClusterSettings, name: str) -> dict[str, str]:
 
 
 def complete_internal(image: MetadataImage, settings: ClusterSettings) -> list[MetadataRecord]:
-    """Earlier versions made internal topics with cleanup.policy=delete, and with the sizes that are the default."""
+    """Earlier versions made internal topics with the defaults of `[topic]`: with cleanup.policy=delete, sizes that are
+    too small, columns and a table that they do not have, and unclean elections.
+    """
     records: list[MetadataRecord] = []
     for name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
         topic = image.topic(name)
         if topic is not None:
             wanted = _internal_config(settings, name)
-            stored = stored_config(settings.topic, wanted)
+            stored = stored_config(defaults_of(settings, name, internal=True), wanted)
             missing = {setting: stored[setting] for setting in wanted if setting in stored}
-            config = {**missing, **topic.config, "cleanup.policy": "compact"}
+            kept = {setting: value for setting, value in topic.config.items() if setting not in OF_ROWS}
+            config = {**missing, **kept, "cleanup.policy": "compact"}
+            if name == TRANSACTION_STATE_TOPIC:
+                config.pop("unclean.leader.election.enable", None)  # It is false where it is not stored.
             if config != topic.config:
                 records.append(TopicConfigRecord(topic.topic_id, config))
     return records
@@ -236,11 +251,23 @@ def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, di
 def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, settings: ClusterSettings) -> Decision:
     """Set or reset settings. Raises UnknownTopicOrPartitionError, InvalidConfigError."""
     topic = _existing(image, request.name)
-    config = altered_config(settings.topic, topic.config, request.values)
+    if topic.internal:
+        _check_internal(topic.name, request.values)
+    config = altered_config(defaults_of(settings, topic.name, internal=topic.internal), topic.config, request.values)
     if config == topic.config:
         return Decision((), EmptyResponse())
     record = TopicConfigRecord(topic.topic_id, config)
     return Decision((record, *_eligible_anew(image.apply([record]).topics[topic.topic_id])), EmptyResponse())
+
+
+def _check_internal(name: str, values: Mapping[str, str | None]) -> None:
+    """Raises InvalidConfigError for what would keep coordinators from appending, or lose what they decided."""
+    for setting in OF_ROWS & {setting for setting, value in values.items() if value is not None}:
+        raise InvalidConfigError(f"{setting}: the internal topic {name} has neither columns nor a table")
+    if (values.get("cleanup.policy") or "compact") != "compact":
+        raise InvalidConfigError(f"cleanup.policy: {name} is compacted, and keeps the newest record of each key")
+    if name == TRANSACTION_STATE_TOPIC and values.get("unclean.leader.election.enable") == "true":
+        raise InvalidConfigError("unclean.leader.election.enable: decisions about transactions must not be lost")
 
 
 def _eligible_anew(topic: TopicState) -> list[MetadataRecord]:

@@ -43,6 +43,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topic_config import altered_config
+from spark_broker.controller.topics import defaults_of
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.controller_loop import ControllerLoop, now_ms, wall_ms
@@ -194,7 +195,8 @@ class ControllerService:
     def _check_columns(self, request: AlterTopicConfigRequest) -> None:
         topic = self.image.topic(request.name)
         if topic is not None:
-            config = altered_config(self._settings.topic, topic.config, request.values)
+            defaults = defaults_of(self._settings, topic.name, internal=topic.internal)
+            config = altered_config(defaults, topic.config, request.values)
             schema = schema_from_bytes(topic.schemas[-1])
             check_columns(schema, config)
             if request.values.get("delta.path"):

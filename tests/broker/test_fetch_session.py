@@ -29,6 +29,7 @@ from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import FetchPosition, LeaderAndIsr, Replica
 from spark_broker.errors import InvalidFetchSessionEpochError, StorageFullError, UnknownTopicOrPartitionError
 from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.start_kind import StartKind
@@ -360,3 +361,46 @@ def test_batches_of_a_schema_that_the_follower_does_not_know_wait_until_it_does(
     clock.now_ms += RETRY_MS
     stream.take(stream.ask())
     assert [header.schema_id for header in follower.log.headers(0)] == [0, 1]
+
+
+@pytest.mark.parametrize("checked_by", ["the leader", "the follower"])
+def test_an_answer_of_an_older_epoch_brings_no_batch_of_a_later_one(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, checked_by: str
+) -> None:
+    """The leader is deposed between its check and its read, cuts its log, and copies what the next leader has."""
+    old, follower, new = opened(0), opened(1), opened(2)
+
+    def elect(*partitions: Partition) -> None:
+        for partition in partitions:
+            partition.assign(LeaderAndIsr(2, 1, 1, (0, 1, 2), (2,)), partition.topic, EPOCHS)
+
+    append(old, b"a")
+    for replica in (follower, new):
+        stream = Stream(old, replica)
+        stream.take(stream.ask())
+    append(old, b"only the follower gets this")
+    slow = Stream(old, follower)
+    slow.take(slow.ask())
+    append(old, b"nobody gets this")
+    read = old.read_log
+
+    def read_late(offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
+        monkeypatch.setattr(old, "read_log", read)
+        elect(old, new)
+        for value in (b"x", b"y", b"z"):
+            append(new, value)
+        catching_up = Stream(new, old)
+        while old.replica.log_end_offset < 4 or old.replica.epochs.latest_epoch < 1:
+            catching_up.take(catching_up.ask())
+        if checked_by == "the follower":
+            monkeypatch.setattr(old.replica, "check_leader", lambda epoch: None)
+        return read(offset, max_bytes, end_offset)
+
+    monkeypatch.setattr(old, "read_log", read_late)
+    slow.take(slow.ask())
+    assert [(header.base_offset, header.leader_epoch) for header in follower.log.headers(0)] == [(0, 0), (1, 0)]
+    elect(follower)
+    behind = Stream(new, follower)
+    while follower.replica.log_end_offset < 4:
+        behind.take(behind.ask())
+    assert [h.leader_epoch for h in follower.log.headers(0)] == [h.leader_epoch for h in new.log.headers(0)]

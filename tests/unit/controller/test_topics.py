@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spark_broker.config import TopicConfig
@@ -37,6 +39,11 @@ from spark_broker.protocol.messages import (
     MetadataResponse,
 )
 from tests.unit.controller.cluster import Cluster
+
+INTERNAL: list[tuple[str, EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest]] = [
+    (CONSUMER_OFFSETS_TOPIC, EnsureOffsetsTopicRequest()),
+    (TRANSACTION_STATE_TOPIC, EnsureTransactionsTopicRequest()),
+]
 
 
 @pytest.fixture
@@ -234,12 +241,6 @@ def test_producer_ids_are_given_out_once(cluster: Cluster) -> None:
     assert len(ids) == len(set(ids)) == 3000
 
 
-INTERNAL = [
-    (CONSUMER_OFFSETS_TOPIC, EnsureOffsetsTopicRequest()),
-    (TRANSACTION_STATE_TOPIC, EnsureTransactionsTopicRequest()),
-]
-
-
 @pytest.mark.parametrize(("name", "ensure"), INTERNAL)
 def test_an_internal_topic_of_an_earlier_version_is_compacted_from_the_next_controller_on(
     name: str, ensure: EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest
@@ -275,6 +276,68 @@ def test_an_internal_topic_takes_what_coordinators_append_whatever_the_defaults_
     image = cluster.image.apply([TopicConfigRecord(cluster.topic(name).topic_id, earlier)])
     later = TopicConfig.parse(dict(small(image).topic(name).config))
     assert later.segment_bytes == 100 << 20
+
+
+OF_USERS: dict[str, Any] = {
+    "timestamp_column": "event_time",
+    "key_columns": ["customer"],
+    "storage_format": "delta",
+    "unclean_leader_election_enable": True,
+}
+
+
+@pytest.mark.parametrize("default", OF_USERS)
+@pytest.mark.parametrize(("name", "ensure"), INTERNAL)
+def test_an_internal_topic_has_no_columns_and_no_table_whatever_the_defaults_of_topics_are(
+    name: str, ensure: EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest, default: str
+) -> None:
+    """Story: with timestamp.column as a default, the first commit ended one coordinator after the other."""
+    cluster = Cluster(**{default: OF_USERS[default]})
+    cluster.start_brokers(3)
+    cluster.call(ensure)
+    config = TopicConfig.parse(dict(cluster.topic(name).config))
+    assert (config.timestamp_column, config.key_columns, config.storage_format) == ("", (), "arrow")
+    assert config.unclean_leader_election_enable == (
+        default == "unclean_leader_election_enable" and name == CONSUMER_OFFSETS_TOPIC
+    )
+
+
+@pytest.mark.parametrize("default", OF_USERS)
+def test_internal_topics_of_earlier_versions_lose_what_they_inherited(default: str) -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    records = []
+    for name, ensure in INTERNAL:
+        cluster.call(ensure)
+        topic = cluster.topic(name)
+        value = OF_USERS[default]
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+        records.append(TopicConfigRecord(topic.topic_id, {**topic.config, default.replace("_", "."): text}))
+    later = Cluster(cluster.image.apply(records), **{default: OF_USERS[default]})
+    kept = {CONSUMER_OFFSETS_TOPIC} if default == "unclean_leader_election_enable" else set()
+    assert {name for name, _ in INTERNAL if default.replace("_", ".") in later.topic(name).config} == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (CONSUMER_OFFSETS_TOPIC, {"timestamp.column": "event_time"}),
+        (CONSUMER_OFFSETS_TOPIC, {"delta.path": "/tables/t"}),
+        (CONSUMER_OFFSETS_TOPIC, {"cleanup.policy": "delete"}),
+        (CONSUMER_OFFSETS_TOPIC, {"cleanup.policy": "compact,delete"}),
+        (TRANSACTION_STATE_TOPIC, {"unclean.leader.election.enable": "true"}),
+    ],
+)
+def test_what_coordinators_cannot_do_without_is_not_altered(name: str, values: dict[str, str]) -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    for _, ensure in INTERNAL:
+        cluster.call(ensure)
+    before = dict(cluster.topic(name).config)
+    with pytest.raises(InvalidConfigError, match=next(iter(values))):
+        cluster.call(AlterTopicConfigRequest(name, dict(values)))
+    cluster.call(AlterTopicConfigRequest(name, dict.fromkeys(values, None)))
+    assert dict(cluster.topic(name).config) == before
 
 
 def test_a_deletion_that_comes_late_or_again_deletes_no_newer_topic_of_the_name(cluster: Cluster) -> None:

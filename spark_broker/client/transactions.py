@@ -47,7 +47,6 @@ from spark_broker.protocol.messages import (
     InitTransactionsRequest,
     TransactionalOffsetCommitRequest,
 )
-from spark_broker.threads import LONGEST_WAIT_S
 
 ABORTS_MAX = 3
 """How often an abort is begun that a signal handler interrupts."""
@@ -169,16 +168,17 @@ class TransactionManager:
     def abort(self) -> None:
         """Discard what is not acknowledged, and wait for the outcome."""
         with self._control:
-            self._abort(self._config.delivery_timeout_ms)
+            self._abort(Deadline.after_ms(self._config.delivery_timeout_ms))
 
     def close(self, timeout_ms: int) -> None:
         """Abort an open transaction. Otherwise readers would wait for its time-out. Raises what `abort` raises."""
         if not self.is_open:
             return
-        if not self._control.acquire(timeout=min(timeout_ms / 1000, LONGEST_WAIT_S)):
+        deadline = Deadline.after_ms(timeout_ms)
+        if not self._control.acquire(timeout=deadline.remaining_s):
             raise RequestTimedOutError("another thread is still ending the transaction")
         try:
-            self._abort(timeout_ms)
+            self._abort(deadline)
         finally:
             self._control.release()
 
@@ -236,23 +236,22 @@ class TransactionManager:
         except SparkBrokerError as error:
             self._state.append_failed(error)  # the next step raises it
 
-    def _abort(self, timeout_ms: int) -> None:
+    def _abort(self, deadline: Deadline) -> None:
         if self._state.awaits_outcome:
             committing = self._state.phase is Phase.COMMITTING
-            self._ask_outcome(timeout_ms)
+            self._ask_outcome(deadline.remaining_ms)
             if committing:
                 raise InvalidTxnStateError("cannot abort: the transaction has been committed")
             return
         self._state.close(committing=False)
         try:
-            self._discard()
+            self._discard(min(deadline, Deadline.after_ms(self._config.max_block_ms), key=lambda each: each.at_s))
             self._state.end()
         finally:
             self._state.reopen()
-        self._ask_outcome(timeout_ms)
+        self._ask_outcome(deadline.remaining_ms)
 
-    def _discard(self) -> None:
-        deadline = Deadline.after_ms(self._config.max_block_ms)
+    def _discard(self, deadline: Deadline) -> None:
         self._sender.refuse(TransactionAbortableError("the transaction was aborted before the append was acknowledged"))
         self._state.await_quiet(deadline)
         if not (self._hand_on(deadline) and self._sender.drain(deadline)):

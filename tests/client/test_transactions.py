@@ -773,3 +773,21 @@ def test_records_that_the_linger_thread_has_lost_are_not_left_out_of_a_transacti
         producer.commit_transaction()
     producer.close(1)
     assert not any(isinstance(call, EndTransactionRequest) and call.committed for _, call in cluster.calls)
+
+
+def test_a_close_keeps_its_time_while_a_callback_does_not_return(cluster: FakeCluster, values: Values) -> None:
+    cluster.create("t")
+    called, release = threading.Event(), threading.Event()
+
+    def block(_: object) -> None:
+        called.set()
+        release.wait(WAIT_S * 2)
+
+    producer = Producer(cluster.bootstrap, transactional_id="x")
+    producer.begin_transaction()
+    producer.append("t", values("a")).add_done_callback(block)
+    assert called.wait(WAIT_S)
+    began_s = time.monotonic()
+    producer.close(0.5)
+    assert time.monotonic() - began_s < WAIT_S / 3
+    release.set()

@@ -653,12 +653,18 @@ def load_cluster_settings(source: Mapping[str, object] | str | Path | None) -> C
         return _split(source)
     path = Path(source)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InvalidConfigError(
             f"the configuration file {path} does not exist",
             hint=f"Give the path of a TOML file; what it may have: {page('configuration')}.",
         ) from None
+    except OSError as error:
+        raise InvalidConfigError(
+            f"the configuration file {str(path)!r} cannot be read: {error.strerror}", hint="Give the path of a TOML file."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError(f"{path} is not UTF-8: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfigError(f"{path}: {error}") from None
     return _from_tables(tables)

@@ -172,7 +172,8 @@ def stop(
     path = state_file or default_state_file()
     state = running_cluster(path)
     if state is None:
-        path.unlink(missing_ok=True)
+        if path.exists():
+            path.unlink()
         fail(f"no cluster runs here ({path})")
     note(f"stopping cluster {state.cluster_id} (pid {state.driver_pid}) ...")
     if not end_process(state.driver_pid, timeout):

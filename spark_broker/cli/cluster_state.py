@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from spark_broker.driver.work_folders import state_directory
+from spark_broker.driver.work_folders import state_directory, users_directory
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.filesystem import process_start_time
@@ -50,8 +50,7 @@ def cluster_command(name: str, state_file: Path | None) -> str:
 
 def data_directory(name: str) -> Path:
     """Where a detached cluster of this name keeps its data: in the user's data directory (XDG_DATA_HOME)."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "spark-broker" / "clusters" / name
+    return users_directory("XDG_DATA_HOME", ".local/share") / "clusters" / name
 
 
 def running_cluster(path: Path) -> ClusterState | None:
@@ -59,8 +58,13 @@ def running_cluster(path: Path) -> ClusterState | None:
     try:
         data = path.read_bytes()
         written_s = path.stat().st_mtime
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise InvalidDataError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="Give --bootstrap-server, or let XDG_STATE_HOME name a directory of yours.",
+        ) from None
     try:
         state = msgspec.json.decode(data, type=ClusterState)
     except UNDECODABLE as error:

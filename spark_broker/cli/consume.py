@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 import spark_broker
-from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, parse_settings
+from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, reading_settings
 from spark_broker.cli.output import note, print_table
 from spark_broker.cli.records import cell, records, values
 from spark_broker.digits import digits
@@ -70,7 +70,7 @@ def consume(
     chosen = choose_partitions(servers, topic, partition)
     limit = TABLE_ROWS if num is None and output is RecordOutput.TABLE and not follow else num
     with spark_broker.Consumer(
-        servers, config=parse_settings(config), enable_auto_commit=False, isolation_level=isolation_level
+        servers, config=reading_settings(config), enable_auto_commit=False, isolation_level=isolation_level
     ) as consumer:
         ends = None if follow else consumer.end_offsets(chosen)
         starts = start_offsets(consumer, chosen, offset)
@@ -101,7 +101,7 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
     if offset == "latest":
         return consumer.end_offsets(chosen)
     if (number := digits(offset)) is not None:
-        return dict.fromkeys(chosen, number)
+        return {tp: _from(number, tp, begins) for tp, begins in consumer.beginning_offsets(chosen).items()}
     try:
         when = parsed(offset)
     except ValueError:
@@ -113,6 +113,12 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
     ends = consumer.end_offsets(chosen)
     offsets = consumer.offsets_for_times(dict.fromkeys(chosen, when))
     return {tp: ends[tp] if at is None else at for tp, at in offsets.items()}
+
+
+def _from(number: int, partition: TopicPartition, begins: int) -> int:
+    if number < begins:
+        note(f"records of {partition} before {begins} are deleted: from {begins} on")
+    return max(number, begins)
 
 
 def read(consumer: Consumer, ends: dict[TopicPartition, int] | None, limit: int | None) -> Iterator[ConsumedBatch]:

@@ -36,7 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except OSError as error:
         if output is None or output.failed is None:
-            raise
+            if error.filename is None:
+                raise
+            print_error(f"{error.filename}: {error.strerror}")
+            sys.exit(1)
         output.drop()
         if not isinstance(error, BrokenPipeError):  # Else the reader of our output has left (`| head`).
             print_error(f"the output cannot be written: {output.failed.strerror}")

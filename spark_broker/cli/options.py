@@ -65,6 +65,13 @@ def bootstrap_servers(given: str) -> str:
     return state.bootstrap_servers
 
 
+def reading_settings(given: Iterable[str] | None) -> dict[str, str]:
+    """`parse_settings`, of a command that reads to an end. Records that are deleted meanwhile do not make it skip the
+    rest.
+    """
+    return {"auto.offset.reset": "earliest", **parse_settings(given)}
+
+
 def open_admin(given: str) -> Admin:
     """An Admin of these brokers, else of the cluster that was started here. Raises InvalidConfigError.
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import spark_broker
-from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, Settings, bootstrap_servers, parse_settings
+from spark_broker.cli.options import (
+    Bootstrap,
+    OutputFormat,
+    OutputOption,
+    Settings,
+    bootstrap_servers,
+    parse_settings,
+    reading_settings,
+)
 from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.errors import TopicAlreadyExistsError
 from spark_broker.model import NewTopic, TopicPartition
@@ -67,7 +75,7 @@ def perf_consume(
 
     with spark_broker.Admin(servers) as admin:
         chosen = [TopicPartition(topic, partition.partition) for partition in admin.describe_topic(topic).partitions]
-    with spark_broker.Consumer(servers, config=parse_settings(config), enable_auto_commit=False) as consumer:
+    with spark_broker.Consumer(servers, config=reading_settings(config), enable_auto_commit=False) as consumer:
         figures = measure_consume(consumer, chosen, records)
     if output is OutputFormat.JSON:
         print_json({"topic": topic, **_plain(figures)})

@@ -29,6 +29,7 @@ from spark_broker.client.topic_schema import arrow_schema
 from spark_broker.config import AdminConfig
 from spark_broker.errors import (
     ClosedError,
+    InvalidPartitionsError,
     InvalidRequestError,
     LeaderNotAvailableError,
     RequestTimedOutError,
@@ -110,7 +111,7 @@ class Admin(GroupAdmin, OfOneProcess):
         """
         deadline, request = self._deadline(), creation_of(topic)
         self._change(request, deadline)
-        self._await_leaders(request.name, max(1, request.partitions), deadline)
+        self._await_leaders(request.name, 0, max(1, request.partitions), deadline)
 
     def create_topics(self, topics: Iterable[NewTopic]) -> dict[str, SparkBrokerError | None]:
         """Create several topics. Returns for each name None, or the reason why that topic was not created.
@@ -131,12 +132,14 @@ class Admin(GroupAdmin, OfOneProcess):
         if topic is None:
             raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
         self._change(DeleteTopicRequest(name, topic.topic_id), deadline)
-        self._await(
-            lambda: name not in self._metadata.fetch([name], deadline).topics,
-            deadline,
-            RequestTimedOutError(f"topic {name!r} was deleted, but brokers still show it"),
-        )
-        self._await_brokers(name, lambda topic: topic is None, deadline)
+
+        def is_gone() -> bool:  # Another topic of the name may be there already.
+            shown = self._metadata.fetch([name], deadline).topic(name)
+            return shown is None or shown.topic_id != topic.topic_id
+
+        late = RequestTimedOutError(f"topic {name!r} was deleted, but brokers still show it")
+        self._await(is_gone, deadline, late)
+        self._await_brokers(name, lambda shown: shown is None or shown.topic_id != topic.topic_id, deadline)
 
     def delete_topics(self, names: Iterable[str]) -> dict[str, SparkBrokerError | None]:
         """Delete several topics. Returns for each name None, or the reason why that topic was not deleted.
@@ -179,12 +182,22 @@ class Admin(GroupAdmin, OfOneProcess):
     def create_partitions(self, name: str, total: int) -> None:
         """Raise the number of partitions to `total`. A key may have another partition from then on.
 
-        Raises InvalidPartitionsError for a smaller number.
+        Returns once every new partition has a leader. Raises InvalidPartitionsError where there are as many already.
         """
         deadline, name = self._deadline(), given.topic_name(name)
         total = given.whole_number(total, "total", given.INT32_BITS)
-        self._change(CreatePartitionsRequest(name, total), deadline)
-        self._await_leaders(name, total, deadline)
+        before = self._partitions_recorded(name, deadline)
+        try:
+            self._change(CreatePartitionsRequest(name, total), deadline)
+        except InvalidPartitionsError:
+            # A request that nobody answered was sent again: the first one may have done it.
+            if before >= total or self._partitions_recorded(name, deadline) != total:
+                raise
+        self._await_leaders(name, before, total, deadline)
+
+    def _partitions_recorded(self, name: str, deadline: Deadline) -> int:
+        topic = self._metadata.recorded(name, deadline)
+        return 0 if topic is None else len(topic.partitions)
 
     def alter_topic_config(self, name: str, values: Mapping[str, object]) -> None:
         """Set settings of a topic; None resets one to its default. Waits up to 2 s until every live broker knows.
@@ -356,13 +369,20 @@ class Admin(GroupAdmin, OfOneProcess):
             raise missing
         return topic
 
-    def _await_leaders(self, name: str, partitions: int, deadline: Deadline) -> None:
+    def _await_leaders(self, name: str, first: int, partitions: int, deadline: Deadline) -> None:
+        """Wait until there are so many partitions, and those from `first` on have leaders.
+
+        Raises UnknownTopicOrPartitionError where the topic was deleted meanwhile.
+        """
         self._metadata.use([name])
 
         def ready() -> bool:
             topic = self._metadata.refresh(deadline).topic(name)
-            led_partitions = [] if topic is None else [state for state in topic.partitions if state.leader >= 0]
-            return topic is not None and len(led_partitions) == len(topic.partitions) >= partitions
+            if topic is None:
+                if self._metadata.recorded(name, deadline) is None:
+                    raise UnknownTopicOrPartitionError(f"topic {name!r} was deleted meanwhile")
+                return False
+            return len(topic.partitions) >= partitions and all(p.leader >= 0 for p in topic.partitions[first:])
 
         self._await(ready, deadline, LeaderNotAvailableError(f"a partition of {name!r} has no leader yet"))
         self._await_brokers(name, lambda topic: topic is not None and len(topic.partitions) >= partitions, deadline)

@@ -7,12 +7,28 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import SchemaRecord
 from spark_broker.errors import InvalidSchemaError, InvalidTopicError, UnknownTopicOrPartitionError
 from spark_broker.protocol.messages import AlterTopicSchemaRequest, EmptyResponse
-from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, MAX_SCHEMA_BYTES, schema_from_bytes, schema_to_bytes
 from spark_broker.protocol.schema_evolution import evolved
 from spark_broker.protocol.table_columns import why_not_in_table
 
 SCHEMAS_MAX = 1000
 """Most schemas of one topic: every client gets all of them."""
+
+
+SCHEMAS_BYTES_MAX = 24 << 20
+"""Most bytes of the schemas of all topics. Brokers and clients that ask for all topics get them in one message."""
+
+
+def check_size(image: MetadataImage, schema: bytes) -> None:
+    """Raises InvalidSchemaError for a schema that no broker would read, or that does not fit beside the others."""
+    if len(schema) > MAX_SCHEMA_BYTES:
+        raise InvalidSchemaError(f"a schema message of {len(schema)} bytes; the limit is {MAX_SCHEMA_BYTES}")
+    others = sum(len(each) for topic in image.topics.values() for each in topic.schemas)
+    if others + len(schema) > SCHEMAS_BYTES_MAX:
+        raise InvalidSchemaError(
+            f"the schemas of all topics would have {others + len(schema)} bytes; the limit is {SCHEMAS_BYTES_MAX}",
+            hint="Shorter names of columns, and fewer changes of large schemas, take less.",
+        )
 
 
 def alter_topic_schema(image: MetadataImage, request: AlterTopicSchemaRequest) -> Decision:
@@ -36,6 +52,7 @@ def alter_topic_schema(image: MetadataImage, request: AlterTopicSchemaRequest) -
     schema = schema_to_bytes(new)
     if schema == topic.schemas[-1]:
         return Decision((), EmptyResponse())
+    check_size(image, schema)
     if len(topic.schemas) >= SCHEMAS_MAX:
         raise InvalidSchemaError(f"topic {topic.name} has had {SCHEMAS_MAX} schemas, and takes no more")
     return Decision((SchemaRecord(topic.topic_id, len(topic.schemas), schema),), EmptyResponse())

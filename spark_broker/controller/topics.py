@@ -22,6 +22,7 @@ from spark_broker.controller.records import (
 )
 from spark_broker.controller.snapshot import partition_record
 from spark_broker.controller.topic_config import OF_ROWS, altered_config, stored_config, without_rows
+from spark_broker.controller.topic_schema import check_size
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidConfigError,
@@ -68,12 +69,14 @@ def create_topic(
     """Create a topic. Brokers with room lead it, and have its replicas, where possible.
 
     Raises InvalidTopicError, TopicAlreadyExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
-    InvalidReplicaAssignmentError, InvalidConfigError, or StorageFullError: no live replica's disk has room.
+    InvalidReplicaAssignmentError, InvalidConfigError, InvalidSchemaError, or StorageFullError: no live replica's disk
+    has room.
     """
     check_topic_name(request.name, internal=request.internal)
     if image.topic(request.name) is not None:
         raise TopicAlreadyExistsError(f"topic {request.name}")
     config = stored_config(defaults_of(settings, request.name, internal=request.internal), request.config)
+    check_size(image, values.schema)
     replicas = _assignment(image, request, settings, disks)
     records: list[MetadataRecord] = [
         TopicRecord(request.name, values.topic_id, config, request.internal),
@@ -251,22 +254,23 @@ def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, di
 def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, settings: ClusterSettings) -> Decision:
     """Set or reset settings. Raises UnknownTopicOrPartitionError, InvalidConfigError."""
     topic = _existing(image, request.name)
-    if topic.internal:
-        _check_internal(topic.name, request.values)
     config = altered_config(defaults_of(settings, topic.name, internal=topic.internal), topic.config, request.values)
+    if topic.internal:
+        _check_internal(topic.name, config)
     if config == topic.config:
         return Decision((), EmptyResponse())
     record = TopicConfigRecord(topic.topic_id, config)
     return Decision((record, *_eligible_anew(image.apply([record]).topics[topic.topic_id])), EmptyResponse())
 
 
-def _check_internal(name: str, values: Mapping[str, str | None]) -> None:
+def _check_internal(name: str, config: Mapping[str, str]) -> None:
     """Raises InvalidConfigError for what would keep coordinators from appending, or lose what they decided."""
-    for setting in OF_ROWS & {setting for setting, value in values.items() if value is not None}:
+    settings = TopicConfig.parse(config)
+    for setting in sorted(OF_ROWS & config.keys()):
         raise InvalidConfigError(f"{setting}: the internal topic {name} has neither columns nor a table")
-    if (values.get("cleanup.policy") or "compact") != "compact":
+    if settings.cleanup_policy != ("compact",):
         raise InvalidConfigError(f"cleanup.policy: {name} is compacted, and keeps the newest record of each key")
-    if name == TRANSACTION_STATE_TOPIC and values.get("unclean.leader.election.enable") == "true":
+    if name == TRANSACTION_STATE_TOPIC and settings.unclean_leader_election_enable:
         raise InvalidConfigError("unclean.leader.election.enable: decisions about transactions must not be lost")
 
 

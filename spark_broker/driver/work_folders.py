@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from spark_broker.errors import InvalidConfigError
+
 WORK = "work"
 
 STARTS_S = 120.0
@@ -26,8 +28,21 @@ KEPT_S = 7 * 24 * 3600.0
 
 
 def state_directory() -> Path:
-    """`spark-broker` in the user's state directory (XDG_STATE_HOME)."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    """`spark-broker` in the user's state directory (XDG_STATE_HOME). Raises InvalidConfigError."""
+    return users_directory("XDG_STATE_HOME", ".local/state")
+
+
+def users_directory(variable: str, otherwise: str) -> Path:
+    """`spark-broker` in the directory that the variable names, or in this one of the user's home.
+
+    Raises InvalidConfigError where the home directory is not known.
+    """
+    try:
+        base = os.environ.get(variable) or Path.home() / otherwise
+    except RuntimeError:
+        raise InvalidConfigError(
+            "the user has no home directory", hint=f"Set HOME, or {variable}, to a directory that can be written."
+        ) from None
     return Path(base) / "spark-broker"
 
 

@@ -18,6 +18,7 @@ from spark_broker.cli.cluster_process import Application
 from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
 from spark_broker.cli.installed import JOBS, job_file
 from spark_broker.cli.options import BOOTSTRAP_VARIABLE
+from spark_broker.config import load_cluster_settings
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.messages import ControllerMetadata
 from tests.cli.conftest import Run
@@ -219,6 +220,51 @@ def test_status_without_a_cluster_is_status_one(tmp_path: Path, run: Run) -> Non
     assert "no cluster runs here" in ended.err
 
 
+def test_a_configuration_in_another_encoding_is_a_mistake(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_bytes("[cluster]\n# Größe\nnum.partitions = 3\n".encode("latin-1"))
+    ended = run("cluster", "start", "--config", path)
+    assert ended.status == 1
+    assert f"{path} is not UTF-8" in ended.err
+
+
+def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(b'\xef\xbb\xbf[cluster]\r\n"num.partitions" = 7\r\n')
+    assert load_cluster_settings(path).cluster.num_partitions == 7
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "a directory"])
+def test_a_state_directory_that_cannot_be_used_is_no_traceback(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    """HOME=/dev/null, and a note in whose place there is a directory."""
+    (tmp_path / "spark-broker" / "cluster.json").mkdir(parents=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path) if home == "a directory" else home)
+    for command in (("topics", "list"), ("cluster", "status"), ("cluster", "stop")):
+        ended = run(*command)
+        assert (ended.status, ended.err.count("\n\n")) == (1, 0)
+        assert "bootstrap-server" in ended.err or "no cluster runs here" in ended.err
+
+
+def test_a_user_without_a_home_is_told_what_to_set(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    ended = run("topics", "list")
+    assert ended.status == 1
+    assert "XDG_STATE_HOME" in ended.err
+
+
+def test_a_file_that_cannot_be_written_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    ended = run("cluster", "start", "--detach", "--temporary")
+    assert ended.status == 1
+    assert "/dev/null" in ended.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -226,6 +272,8 @@ def test_status_without_a_cluster_is_status_one(tmp_path: Path, run: Run) -> Non
         (("--set", "num.partitions"), "is not NAME=VALUE"),
         (("--config", "nowhere.toml"), "nowhere.toml does not exist"),
         (("--config", "nowhere.toml", "--set", "num.partitions=3"), "not both"),
+        (("--config", ""), "cannot be read: Is a directory"),  # `--config "$CONFIG"` without CONFIG
+        (("--config", "/"), "cannot be read: Is a directory"),
     ],
 )
 def test_a_mistake_in_the_settings_shows_before_spark_starts(run: Run, arguments: tuple[str, ...], said: str) -> None:

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 
+from spark_broker import Consumer, TopicPartition
 from spark_broker.cli.produce import CHUNK_BYTES, LINE_BYTES_MAX
 from spark_broker.client.producer import Producer
 from spark_broker.errors import InvalidRecordError, SparkBrokerError
@@ -312,3 +314,33 @@ def test_a_mistake_is_one_line(ten: FakeCluster, run: Run, arguments: tuple[str,
     assert (ended.status, ended.out) == (1, "")
     assert said in ended.err
     assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_an_offset_below_the_log_start_reads_what_is_there(
+    cluster: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch, said: bool
+) -> None:
+    """Story: the position went to the end, nothing was printed, and the status was 0. `said`: before the start."""
+    cluster.create("t")
+    for value in range(10):
+        run("produce", "t", stdin=b"%d\n" % value)
+    partition = cluster.topics["t"].partitions[0]
+
+    def delete() -> None:
+        partition.log, partition.log_start_offset = partition.log[5:], 5
+
+    if said:
+        delete()
+        ended = run("consume", "t", "--offset", "2", "-o", "value")
+        assert "before 5 are deleted" in ended.err
+    else:
+        beginning_offsets = Consumer.beginning_offsets
+
+        def deleted_meanwhile(consumer: Consumer, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+            begins = beginning_offsets(consumer, partitions)
+            delete()
+            return begins
+
+        monkeypatch.setattr(Consumer, "beginning_offsets", deleted_meanwhile)
+        ended = run("consume", "t", "-o", "value")
+    assert ended.out.split() == ["5", "6", "7", "8", "9"]

@@ -18,6 +18,7 @@ from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
     InvalidConfigError,
+    InvalidPartitionsError,
     InvalidRequestError,
     InvalidSchemaError,
     NotControllerError,
@@ -28,6 +29,7 @@ from spark_broker.errors import (
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
     CallRequest,
+    CreatePartitionsRequest,
     CreateTopicRequest,
     EmptyResponse,
     ErrorResponse,
@@ -35,7 +37,7 @@ from spark_broker.protocol.messages import (
     MetadataRequest,
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
-from tests.client.fake_broker import FakeCluster
+from tests.client.fake_broker import FakeCluster, FakePartition
 from tests.client.proxy import Proxy
 
 
@@ -373,3 +375,63 @@ def test_a_closed_admin_client_says_so(cluster: FakeCluster) -> None:
 def test_the_package_loads_neither_spark_nor_grpc_before_a_client_is_made() -> None:
     code = "import sys, spark_broker; print([m for m in ('pyspark', 'pyarrow.flight') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_partitions_that_an_earlier_try_has_added_are_no_failure(cluster: FakeCluster) -> None:
+    """Story: the store of the metadata failed for a moment, the request was sent again, and the second was refused."""
+    cluster.create("t", 2)
+    tries: list[Message] = []
+
+    def done_but_not_answered(broker: int, request: Message) -> Message | None:
+        if not isinstance(request, CreatePartitionsRequest):
+            return None
+        tries.append(request)
+        if len(tries) == 1:
+            cluster.topics["t"].partitions += [FakePartition(0), FakePartition(1)]
+            late = RequestTimedOutError("the controller did not answer in time")
+            return ErrorResponse(late.code, late.message)
+        refused = InvalidPartitionsError("topic t has 4 partitions, 4 were asked for")
+        return ErrorResponse(refused.code, refused.message)
+
+    cluster.call_hook = done_but_not_answered
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_partitions("t", 4)
+        with pytest.raises(InvalidPartitionsError):
+            admin.create_partitions("t", 4)
+    assert len(tries) == 3
+
+
+def test_new_partitions_do_not_wait_for_the_leaders_of_others(cluster: FakeCluster) -> None:
+    cluster.create("t", 2)
+    cluster.topics["t"].partitions[0].leader = -1
+    with Admin(cluster.bootstrap, default_api_timeout_ms=20_000) as admin:
+        admin.create_partitions("t", 3)
+
+
+def test_a_deletion_does_not_wait_for_the_next_topic_of_the_name_to_go(cluster: FakeCluster) -> None:
+    cluster.create("t")
+    first = cluster.topics["t"].topic_id
+
+    def again(broker: int, request: Message) -> Message | None:
+        if isinstance(request, MetadataRequest) and "t" not in cluster.topics:
+            cluster.create("t")
+        return None
+
+    cluster.call_hook = again
+    with Admin(cluster.bootstrap, default_api_timeout_ms=20_000) as admin:
+        admin.delete_topic("t")
+    assert cluster.topics["t"].topic_id != first
+
+
+def test_a_creation_does_not_wait_for_a_topic_that_was_deleted_meanwhile(cluster: FakeCluster) -> None:
+    def deleted(broker: int, request: Message) -> Message | None:
+        if isinstance(request, MetadataRequest):
+            cluster.topics.pop("t", None)
+        return None
+
+    cluster.call_hook = deleted
+    with (
+        Admin(cluster.bootstrap, default_api_timeout_ms=20_000) as admin,
+        pytest.raises(UnknownTopicOrPartitionError, match="meanwhile"),
+    ):
+        admin.create_topic(NewTopic("t", 1, 1))

@@ -106,3 +106,27 @@ def test_a_topic_from_before_this_check_can_still_be_altered() -> None:
     cluster.call(AlterTopicConfigRequest("t", {"delta.path": "/lake/t"}))
     cluster.call(request("t", pa.schema([("more", pa.int32())])))
     assert len(cluster.topic("t").schemas) == 2
+
+
+def wide(prefix: str, columns: int = 2500) -> pa.Schema:
+    return pa.schema([(f"{prefix}_{number:05d}_" + "x" * 220, pa.int64()) for number in range(columns)])
+
+
+def test_a_union_that_no_broker_would_read_is_refused() -> None:
+    """Story: two schemas below the limit made one above it. Every broker ended on it, at each start, for good."""
+    cluster = Cluster()
+    made = topic(cluster, wide("a"))
+    with pytest.raises(InvalidSchemaError, match="the limit is"):
+        cluster.call(request("t", wide("b")))
+    assert cluster.topic("t").schemas == made.schemas
+
+
+def test_the_schemas_of_all_topics_fit_into_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    made = topic(cluster)
+    monkeypatch.setattr(topic_schema, "SCHEMAS_BYTES_MAX", 4 * len(made.schemas[0]))
+    with pytest.raises(InvalidSchemaError, match="of all topics"):
+        cluster.call(request("t", wide("b", 10)))
+    with pytest.raises(InvalidSchemaError, match="of all topics"):
+        cluster.create_topic("u", partitions=1, factor=1, schema=schema_to_bytes(wide("b", 10)))
+    cluster.create_topic("u", partitions=1, factor=1, schema=made.schemas[0])

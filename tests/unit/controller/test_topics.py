@@ -326,6 +326,7 @@ def test_internal_topics_of_earlier_versions_lose_what_they_inherited(default: s
         (CONSUMER_OFFSETS_TOPIC, {"cleanup.policy": "delete"}),
         (CONSUMER_OFFSETS_TOPIC, {"cleanup.policy": "compact,delete"}),
         (TRANSACTION_STATE_TOPIC, {"unclean.leader.election.enable": "true"}),
+        (TRANSACTION_STATE_TOPIC, {"unclean.leader.election.enable": " TRUE "}),
     ],
 )
 def test_what_coordinators_cannot_do_without_is_not_altered(name: str, values: dict[str, str]) -> None:

@@ -17,18 +17,17 @@ COMMITTERS_MAX = 10_000
 
 
 class CommitOrder:
-    """Of one shard, in one leadership. It remembers the committers that were heard last."""
+    """Of one shard, in one leadership, however often it is loaded. It remembers the committers that were heard last."""
 
     def __init__(self, leader_epoch: int) -> None:
-        self._leader_epoch = leader_epoch
+        self.leader_epoch = leader_epoch
         self._last: OrderedDict[tuple[str, str], int] = OrderedDict()  # by group and committer
 
     def check_epoch(self, named: int) -> None:
         """Raises CoordinatorNotAvailableError for what was meant for another leadership: its client looks again."""
-        if named >= 0 and named != self._leader_epoch:
-            raise CoordinatorNotAvailableError(
-                f"it is for leader epoch {named}; this is leader epoch {self._leader_epoch}"
-            )
+        if named >= 0 and named != self.leader_epoch:
+            ours = self.leader_epoch
+            raise CoordinatorNotAvailableError(f"it is for leader epoch {named}; this is leader epoch {ours}")
 
     def check(self, request: OffsetCommitRequest) -> None:
         """Raises as `check_epoch`, and InvalidRequestError for a commit that newer ones have overtaken: its client has

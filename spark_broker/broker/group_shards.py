@@ -142,13 +142,16 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
 
     def _loaded(self, led: Led[GroupShard]) -> None:
         logger.info("coordinates %s groups of %s", len(led.shard.state.groups), led.partition)
-        self._orders[led.number] = CommitOrder(led.leader_epoch)
+        order = self._orders.get(led.number)
+        if order is None or order.leader_epoch != led.leader_epoch:  # Else it was loaded anew in the same leadership.
+            self._orders[led.number] = CommitOrder(led.leader_epoch)
         self._take_image()
         self._carry_out(led, led.shard.loaded(self._topics, self._now()))
         self._carry_out(led, led.shard.topics_changed(self._topics, self._image.tombstones, self._now()))
 
     def _unloaded(self, led: Led[GroupShard]) -> None:
-        self._orders.pop(led.number, None)
+        if not led.is_current(led.partition):
+            self._orders.pop(led.number, None)
         waiting = (*self._held.pop(led.number, ()), *self._parked.take_of(led.number))
         self._outbox.extend(partial(each.reply, _moved()) for each in waiting)
 

@@ -58,12 +58,15 @@ RENEWALS = 10
 """How many times a leader renews a transaction's time-out within that time-out, while the producer goes on."""
 
 RENEWAL_MS_MIN = 1000
-"""A renewal counts for at least this long: an append follows it, on a machine that may be slow."""
+"""A renewal counts for at least this long, where the time-out is much longer: an append follows it, on a machine that
+may be slow.
+"""
 
 
 def added(transaction: TransactionMetadata) -> AddPartitionToTransactionResponse:
     """The answer to the leader of a partition that is in the open transaction."""
-    return AddPartitionToTransactionResponse(max(transaction.timeout_ms // RENEWALS, RENEWAL_MS_MIN))
+    renewal_ms = max(transaction.timeout_ms // RENEWALS, min(RENEWAL_MS_MIN, transaction.timeout_ms // 3), 1)
+    return AddPartitionToTransactionResponse(renewal_ms)
 
 
 END_KEYS_MAX = 2_000

@@ -297,6 +297,20 @@ def test_a_commit_that_comes_late_does_not_take_the_group_back(rig: GroupRig) ->
     assert committed(coordinator, "g") == [3]
 
 
+def test_the_order_of_commits_outlasts_an_append_that_is_refused(rig: GroupRig) -> None:
+    """Story: a refused append makes the shard load anew. The order was forgotten, though the leadership went on."""
+    coordinator = rig.coordinator()
+    assert isinstance(late(coordinator, 5, 1), EmptyResponse)
+    assert isinstance(late(coordinator, 9, 2), EmptyResponse)
+    replica = rig.log().replica
+    replica.configure(2)
+    assert isinstance(late(coordinator, 1, 0, by="another"), CoordinatorNotAvailableError)
+    replica.configure(1)
+    coordinator.tick()
+    assert isinstance(late(coordinator, 5, 1), InvalidRequestError)
+    assert committed(coordinator, "g") == [9]
+
+
 def test_a_commit_for_another_leadership_is_sent_again(rig: GroupRig) -> None:
     """Story: the coordinator moved away and came back, and with it what it remembers of each committer was gone."""
     coordinator = rig.coordinator()

@@ -271,7 +271,7 @@ def ask_coordinator(
         timeout_ms=timeout_ms,
         on_answer=answered,
         on_error=answered,
-        may_come_late=True,
+        ends_with_caller=True,  # nothing fences the predecessor of a consumer without membership, in Kafka neither
     )
     return state.leader_epoch
 

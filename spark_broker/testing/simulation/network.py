@@ -304,23 +304,24 @@ class Network:
         timeout_ms: float,
         on_answer: Callable[[object], None],
         on_error: Callable[[SparkBrokerError], None],
-        may_come_late: bool = False,
+        ends_with_caller: bool = False,
     ) -> None:
         """Send a request; exactly one of `on_answer` and `on_error` is called.
 
-        `may_come_late`: a request that is lost comes late at times, long after the caller has given it up, and behind
-        newer ones: it was in a buffer of the network, or of a process that stood still. It does not come after the end
-        of its caller: nothing fences the predecessor of a consumer without membership, in Kafka neither.
+        A request that is lost comes late at times, long after the caller has given it up, and behind newer ones: it was
+        in a buffer of the network, or of a process that stood still.
+
+        `ends_with_caller`: it does not come after the end of its caller.
         """
         call = Call(self, caller, timeout_ms, on_answer, on_error)
         time_us = self.scheduler.now_us
         if not self._lost(caller.host, host):
             time_us += self.delay_us(caller.host, host)
-        elif may_come_late and self._late_rng.random() < LATE_SHARE:
+        elif self._late_rng.random() < LATE_SHARE:
             time_us += int(1000 * LATE_MS * self._late_rng.random())
         else:
             return
-        call.ends_with_caller = may_come_late
+        call.ends_with_caller = ends_with_caller
         self.scheduler.push_quiet(time_us, self._wire, lambda: self._serve(call, host, address, request))
 
     def _serve(self, call: Call, host: Host, address: Address, request: object) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from spark_broker.core.transaction_changes import Initialized, decode_any
 from spark_broker.core.transaction_coordinator import ProducerIdPool
+from spark_broker.core.transaction_decision import added
 from spark_broker.core.transaction_log import records_of
 from spark_broker.core.transaction_records import encode_record
 from spark_broker.core.transaction_state import TransactionMetadata, TransactionState
@@ -312,3 +313,11 @@ def test_a_description_says_what_is_open() -> None:
 def test_bytes_that_are_no_record_are_corrupt(key: bytes | None, value: bytes | None) -> None:
     with pytest.raises(CorruptMessageError):
         decode_any(key, value)
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 100, 1000, 2999, 60_000])
+def test_a_leader_asks_again_within_the_time_out(timeout_ms: int) -> None:
+    """Story: with a time-out of a second, a producer that appended all the time was aborted."""
+    transaction = TransactionMetadata("x", False, TransactionState.ONGOING, timeout_ms)
+    renewal_ms = added(transaction).repeat_after_ms
+    assert 0 < renewal_ms <= max(timeout_ms // 2, 1)

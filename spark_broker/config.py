@@ -661,7 +661,8 @@ def load_cluster_settings(source: Mapping[str, object] | str | Path | None) -> C
         ) from None
     except OSError as error:
         raise InvalidConfigError(
-            f"the configuration file {str(path)!r} cannot be read: {error.strerror}", hint="Give the path of a TOML file."
+            f"the configuration file {str(path)!r} cannot be read: {error.strerror}",
+            hint="Give the path of a TOML file.",
         ) from None
     except UnicodeDecodeError as error:
         raise InvalidConfigError(f"{path} is not UTF-8: {error}") from None

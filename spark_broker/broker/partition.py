@@ -1,7 +1,6 @@
 """The shell of one partition replica: carries out the effects of `core.replica` with its log, under one lock.
 
-Here is what producers, followers and the controller do with a replica. What readers do is in
-`broker/partition_reader.py`.
+What producers, followers and the controller do with a replica; what readers do: `broker/partition_reader.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.partition_reader import LastLookup, PartitionRead, PartitionReader
 from spark_broker.broker.replica_lines import ReplicaLines
-from spark_broker.broker.replica_log import ReplicaLog, from_offset
+from spark_broker.broker.replica_log import ReplicaLog, from_offset, to_append
 from spark_broker.broker.topic import Topic
 from spark_broker.core.batch import batch_info
 from spark_broker.core.effects import (
@@ -371,15 +370,7 @@ class Partition(GuardedStorage):
             self._carry_out(self.replica.fetched(answer, batch_info(frames[0].header) if frames else None))
             if answer.diverging is not None or self.restart_reason is not None:
                 return True
-            # A leader that was deposed while it read may send what it has copied from the next one. In an answer of the
-            # older epoch, that would get a place that no comparison of epochs checks.
-            fresh = [
-                frame
-                for frame in frames
-                if frame.header.base_offset >= self.replica.log_end_offset
-                and frame.header.leader_epoch <= answer.leader_epoch
-            ]
-            for run in by_segment(fresh) or ((),):
+            for run in by_segment(to_append(frames, self.replica.log_end_offset, answer.leader_epoch)) or ((),):
                 if self.replica.role is not Role.FOLLOWER:
                     break  # What the answer asked for was refused half-way: the log is to be opened anew.
                 self._append_run(run, answer.high_watermark)

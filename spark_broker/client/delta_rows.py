@@ -67,21 +67,18 @@ class DeltaRows:
         """The rows by offset, with these columns of the table, under these names."""
         expected = self._checked(rows, names)
         columns = ", ".join(f"{_quoted(self.columns[name.lower()])} AS {_quoted(name)}" for name in names)
-        wanted = f'"_partition" = {rows.partition} AND "_offset" >= {rows.start} AND "_offset" < {rows.end}'
         found = 0
-        for batch in self._query(f'SELECT {columns} FROM history WHERE {wanted} ORDER BY "_offset"'):
+        for batch in self._query(f'SELECT {columns} FROM history WHERE {_within(rows)} ORDER BY "_offset"'):
             found += batch.num_rows
             yield batch
         if expected is not None and found != expected:
             what = f"offsets {rows.start} to {rows.end} of partition {rows.partition}"
             raise self._unreadable(f"a query found {found} records with {what}, and its files have {expected}")
 
-    def first_since(self, partition: int, timestamp_us: int) -> int | None:
-        """The first offset of the partition with this timestamp (us since 1970) or a later one."""
+    def first_since(self, rows: Rows, timestamp_us: int) -> int | None:
+        """The first offset among these rows with this timestamp (us since 1970) or a later one."""
         since = f'"_timestamp" >= to_timestamp_micros({timestamp_us})'
-        for batch in self._query(
-            f'SELECT min("_offset") AS first FROM history WHERE "_partition" = {partition} AND {since}'
-        ):
+        for batch in self._query(f'SELECT min("_offset") AS first FROM history WHERE {_within(rows)} AND {since}'):
             for first in batch.column("first").to_pylist():
                 return None if first is None else int(first)
         return None
@@ -166,6 +163,10 @@ def _deltalake() -> ModuleType:
 def _url(path: str) -> str:
     """Hadoop writes `file:/lake`, other libraries `file:///lake`."""
     return path.replace("file:/", "file:///", 1) if path.startswith("file:/") and path[6:7] != "/" else path
+
+
+def _within(rows: Rows) -> str:
+    return f'"_partition" = {rows.partition} AND "_offset" >= {rows.start} AND "_offset" < {rows.end}'
 
 
 def _quoted(name: str) -> str:

@@ -69,8 +69,10 @@ class HistoryReader:
             start = until
 
     def first_since(self, partition: int, timestamp_us: int) -> int | None:
-        """The first offset of the partition in the table with this timestamp (us since 1970) or a later one."""
-        return self._table.first_since(partition, timestamp_us)
+        """The first offset of the partition's history with this timestamp (us since 1970) or a later one."""
+        # Rows of deleted records stay in the table until the next run of the tierer deletes them.
+        start, end = self._topic.history_of(partition)
+        return self._table.first_since(Rows(partition, start, end), timestamp_us)
 
     def _consumed(
         self, batch: pa.RecordBatch, offsets: np.ndarray[Any, Any], partition: int, names: Sequence[str]
@@ -115,7 +117,7 @@ def first_in_tables(
     times_us: Mapping[TopicPartition, int],
     logs: Mapping[TopicPartition, ListedOffset],
 ) -> dict[TopicPartition, int]:
-    """The first offset in the topic's table at or after a time (us since 1970), by partition.
+    """The first offset of the topic's history at or after a time (us since 1970), by partition.
 
     Only of partitions whose history begins before their log and has such a record. `logs`: of these partitions, and
     maybe others. Raises as `HistoryReader` does, if a table has to be searched.

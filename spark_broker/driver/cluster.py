@@ -17,7 +17,7 @@ from spark_broker.broker.spec import BrokerSpec, new_secret
 from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.driver.controller_link import ControllerLink
 from spark_broker.driver.controller_pipe import BrokerStatus
-from spark_broker.driver.directories import Directories, choose_directories
+from spark_broker.driver.directories import Directories, choose_directories, lasting_metadata_dir
 from spark_broker.driver.executors import Executor, is_stopped
 from spark_broker.driver.hosts import BrokerHost
 from spark_broker.driver.keeper_host import KeeperHost
@@ -33,6 +33,7 @@ from spark_broker.process_limits import limit_reached
 from spark_broker.threads import begin
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from spark_broker.history.schedule import TieringSchedule
@@ -99,7 +100,7 @@ class BrokerCluster:
         check_session(spark)
         settings = load_cluster_settings(config)
         sc = spark.sparkContext
-        check_settings_for_room(sc, brokers)
+        check_settings_for_room(sc, brokers, _slots_taken(sc, lasting_metadata_dir(settings.cluster)))
         check_resource(sc, settings.cluster)
         if is_local(sc.master):
             logger.warning("%s has one executor: all %d brokers share it and fail together with it", sc.master, brokers)
@@ -149,7 +150,9 @@ class BrokerCluster:
 
     def _launch(self, brokers: int, on_progress: Progress) -> None:
         deadline = time.monotonic() + self._settings.cluster.broker_start_timeout_ms / 1000
-        wait_for_executors(self._launcher, self._spark.sparkContext, brokers, deadline, on_progress)
+        sc = self._spark.sparkContext
+        taken = _slots_taken(sc, self.metadata_dir)
+        wait_for_executors(self._launcher, sc, brokers, deadline, on_progress, taken=taken)
         for _ in range(brokers):
             self._launcher.add_slot()
         self._wait_live(
@@ -226,8 +229,9 @@ class BrokerCluster:
         if self._launcher.free_executors() == 0:
             raise ClusterStartError("no executor is free: every one has a broker; give the Spark application one more")
         if self._launcher.needs_executors:
+            sc = self._spark.sparkContext
             cores = [executor.cores for executor in self._launcher.executors()]
-            check_slots(self._spark.sparkContext, cores, len(self._launcher.running()) + 1)
+            check_slots(sc, cores, len(self._launcher.running()) + 1, _slots_taken(sc, self.metadata_dir))
         deadline = time.monotonic() + self._settings.cluster.broker_start_timeout_ms / 1000
         slot = self._launcher.add_slot()
         return self._wait_live(lambda live: self._ids_in(slot, live), deadline)[0]
@@ -349,6 +353,15 @@ class BrokerCluster:
             secret=new_secret(),
             earlier_launches=self._controller.earlier_launches,
         )
+
+
+def _slots_taken(sc: SparkContext, metadata_dir: str | None) -> int:
+    """Task slots that the session's other clusters take.
+
+    Without that on the same metadata: the start is refused for its sake, or takes it over.
+    """
+    others = [cluster for cluster in BrokerCluster.running() if cluster.metadata_dir != metadata_dir]
+    return sum(cluster._launcher.task_slots for cluster in others if cluster._spark.sparkContext is sc)
 
 
 def _driver_address(spark: SparkSession, settings: ClusterSettings) -> str:

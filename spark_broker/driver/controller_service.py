@@ -43,8 +43,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topic_config import altered_config
-from spark_broker.controller.topics import defaults_of
-from spark_broker.controller.topics import NewTopicValues
+from spark_broker.controller.topics import NewTopicValues, defaults_of
 from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.controller_loop import ControllerLoop, now_ms, wall_ms
 from spark_broker.driver.metadata_claim import Owner

@@ -158,6 +158,15 @@ class BrokerLauncher:
         with self._changed:
             return sorted(self._running.values(), key=lambda placement: placement.launch)
 
+    @property
+    def task_slots(self) -> int:
+        """How many task slots the brokers' tasks take, also those that are about to start. A shared executor has one
+        task for all brokers.
+        """
+        with self._changed:
+            brokers = sum(slot.is_alive() for slot in self._slots)
+        return min(brokers, 1) if self._host.shared_executor else brokers
+
     def failures(self) -> list[LaunchFailure]:
         """The last few launches that did not last, oldest first."""
         with self._changed:

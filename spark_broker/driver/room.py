@@ -17,6 +17,8 @@ from spark_broker.pages import page
 SETTLE_S = 15.0
 """Executors of one application come within seconds of each other: a count that stays this long is the final one."""
 
+STOP_OTHERS = "Or stop a cluster that you do not need: BrokerCluster.running() lists them."
+
 RESOURCE = "spark.executor.resource.broker.amount"
 
 
@@ -31,36 +33,55 @@ class ExecutorCount(Protocol):
         """Wait until the executors that are alive are enough; returns them, enough or not."""
 
 
-def check_settings_for_room(sc: SparkContext, brokers: int) -> None:
+def check_settings_for_room(sc: SparkContext, brokers: int, taken: int = 0) -> None:
     """Raise ClusterStartError where the settings already say that there are too few executors for the brokers.
 
-    Raises UnsupportedSparkError where the settings leave no slot for queries, which would then wait for ever.
+    `taken`: task slots that the brokers of the session's other clusters take. Raises UnsupportedSparkError where the
+    settings leave no slot for queries, which would then wait for ever.
     """
     if brokers < 1:
         raise ClusterStartError(f"{brokers} brokers: at least one is needed", hint="Ask for 1 or more.")
     if is_local(sc.master):
-        if local_slots(sc) // task_cpus(sc) < 2:
-            raise UnsupportedSparkError(
-                f"{sc.master} has one task slot, which the brokers take: every query would wait for ever",
-                hint="Use local[2], or more.",
-            )
+        _check_local_slots(sc, taken)
         return
     expected, cores = expected_executors(sc), cores_of_executor(sc)
     if expected is not None and expected < brokers:
         raise _too_few(brokers, f"{sc.master} has {expected}")
     if expected is not None and cores is not None:
-        check_slots(sc, [cores] * expected, brokers)
+        check_slots(sc, [cores] * expected, brokers, taken)
 
 
-def check_slots(sc: SparkContext, cores: Sequence[int], brokers: int) -> None:
-    """Raise UnsupportedSparkError where executors with so many cores have no slot left beside the brokers' tasks."""
-    if has_free_slot(sc, cores, brokers):
+def _check_local_slots(sc: SparkContext, taken: int) -> None:
+    """All brokers of a cluster take one slot."""
+    slots = local_slots(sc) // task_cpus(sc)
+    if slots >= taken + 2:
         return
+    if taken == 0:
+        raise UnsupportedSparkError(
+            f"{sc.master} has one task slot, which the brokers take: every query would wait for ever",
+            hint="Use local[2], or more.",
+        )
     raise UnsupportedSparkError(
-        f"{len(cores)} executors with {sum(cores)} cores in all have no task slot left beside {brokers} brokers: every "
-        "query would wait for ever",
+        f"{sc.master} has {slots} task slots, of which other clusters of this session take {taken}: with one more, "
+        "every query would wait for ever",
+        hint=f"Use local[{(taken + 2) * task_cpus(sc)}], or more. {STOP_OTHERS}",
+    )
+
+
+def check_slots(sc: SparkContext, cores: Sequence[int], brokers: int, taken: int = 0) -> None:
+    """Raise UnsupportedSparkError where executors with so many cores have no slot left beside the brokers' tasks.
+
+    `taken`: slots of the session's other clusters.
+    """
+    if has_free_slot(sc, cores, brokers + taken):
+        return
+    others = f" and {taken} of other clusters in this session" if taken else ""
+    raise UnsupportedSparkError(
+        f"{len(cores)} executors with {sum(cores)} cores in all have no task slot left beside {brokers} brokers"
+        f"{others}: every query would wait for ever",
         hint=f"Give the executors one core more (spark.executor.cores, or "
-        f"local-cluster[{brokers},{2 * task_cpus(sc)},1024]) or the application one executor more.",
+        f"local-cluster[{brokers},{2 * task_cpus(sc)},1024]) or the application one executor more."
+        + (f" {STOP_OTHERS}" if taken else ""),
     )
 
 
@@ -90,17 +111,18 @@ def wait_for_executors(
     deadline: float,
     on_progress: Callable[[str, int, int], None],
     settle_s: float = SETTLE_S,
+    taken: int = 0,
 ) -> None:
     """Wait until there are as many executors as brokers, with a slot left for queries.
 
     Raises ClusterStartError or UnsupportedSparkError once it is clear that there are not. `deadline` is on the
-    monotonic clock.
+    monotonic clock. `taken`: slots of the session's other clusters.
     """
     if not launcher.needs_executors:
         return
     there: list[Executor] = []
     since = time.monotonic()
-    while not _is_enough(sc, there, brokers):
+    while not _is_enough(sc, there, brokers, taken):
         count = len(there)
         now_there = launcher.wait_executors(lambda alive: len(alive) > count, min(1.0, settle_s))  # noqa: B023
         on_progress("executors", min(len(now_there), brokers), brokers)
@@ -109,17 +131,17 @@ def wait_for_executors(
         there = now_there
         settled = bool(there) and time.monotonic() - since > settle_s
         if settled or time.monotonic() > deadline:
-            _refuse(sc, there, brokers)
+            _refuse(sc, there, brokers, taken)
 
 
-def _is_enough(sc: SparkContext, there: Sequence[Executor], brokers: int) -> bool:
-    return len(there) >= brokers and has_free_slot(sc, [executor.cores for executor in there], brokers)
+def _is_enough(sc: SparkContext, there: Sequence[Executor], brokers: int, taken: int) -> bool:
+    return len(there) >= brokers and has_free_slot(sc, [executor.cores for executor in there], brokers + taken)
 
 
-def _refuse(sc: SparkContext, there: Sequence[Executor], brokers: int) -> None:
+def _refuse(sc: SparkContext, there: Sequence[Executor], brokers: int, taken: int) -> None:
     if len(there) < brokers:
         raise _too_few(brokers, f"the application has {len(there)}")
-    check_slots(sc, [executor.cores for executor in there], brokers)
+    check_slots(sc, [executor.cores for executor in there], brokers, taken)
 
 
 def _too_few(brokers: int, there: str) -> ClusterStartError:

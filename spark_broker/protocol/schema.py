@@ -38,6 +38,10 @@ _WIDENED = {
 }
 
 
+_MARKS = (b"variant", b"geometry", b"geography")
+"""Metadata of a struct's field, with which Spark marks what is no struct."""
+
+
 def normalize_schema(schema: pa.Schema) -> pa.Schema:
     """The stored form of a schema. Raises InvalidSchemaError for a type, name or shape that the log does not store."""
     if len(schema) == 0:
@@ -208,6 +212,10 @@ def _stored_type(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
 def _stored_struct(kind: pa.StructType, path: str, depth: int) -> pa.DataType:
     if kind.num_fields == 0:
         raise InvalidSchemaError(f"column {path!r} is a struct without fields")
+    for field in kind:
+        marked = next((mark for mark in _MARKS if (field.metadata or {}).get(mark) == b"true"), None)
+        if marked is not None:
+            raise InvalidSchemaError(f"column {path!r} is Spark's {marked.decode()}, of which only bytes would be left")
     _check_names([field.name for field in kind], f"column {path!r}")
     return pa.struct([pa.field(f.name, _stored_type(f.type, f"{path}.{f.name}", depth + 1)) for f in kind])
 

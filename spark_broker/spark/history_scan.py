@@ -6,7 +6,8 @@ The scan of the table is Spark's and Delta's: they prune columns, and skip files
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from spark_broker.client.delta_rows import unreadable
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
-from spark_broker.errors import InconsistentTopicIdError, MissingDependencyError
+from spark_broker.errors import InconsistentTopicIdError, MissingDependencyError, OffsetOutOfRangeError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
@@ -24,12 +25,15 @@ from spark_broker.spark.columns import CREATE_TIME
 from spark_broker.spark.delta_session import check_delta, delta_snapshot, why_incomplete
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
 from spark_broker.spark.options import ReadOptions, parse_options
+from spark_broker.spark.planned_topic import TOPIC_GONE, is_gone
 from spark_broker.spark.planning import check_named, newest, resolve_bound
 from spark_broker.spark.spark_failures import root_cause, said
 from spark_broker.times import LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+_log = logging.getLogger(__name__)
 
 _BOUNDS = (
     *("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingOffsets"),
@@ -48,29 +52,39 @@ _LOG_COLUMNS = {
 
 
 def ranges_with_history(
-    spark: SparkSession, topic: str, topic_id: str, reach: Mapping[int, tuple[int, int]], options: Mapping[str, str]
-) -> DataFrame:
+    spark: SparkSession,
+    topic: str,
+    topic_id: str | None,
+    reach: Mapping[int, tuple[int, int]],
+    options: Mapping[str, str],
+) -> DataFrame | None:
     """The records from one offset up to another (exclusive) of each partition: what the topic's table has by Delta's
-    own scan, the rest from the log.
+    own scan, the rest from the log. `topic_id` None: there is no range.
 
-    `options`: of a read, without those that say what is read. Raises InconsistentTopicIdError if the topic is another
-    one by now, and the typed errors of the source.
+    None: the topic does not exist any more, and failOnDataLoss is false. `options`: of a read, without those that say
+    what is read. Raises InconsistentTopicIdError or UnknownTopicOrPartitionError if the topic is gone, and the typed
+    errors of the source.
     """
     read = parse_options({**options, "path": topic})
     deadline = Deadline.after_ms(read.settings.default_api_timeout_ms)
     with connected(read.settings) as metadata:
         metadata.use([topic])
-        view = metadata.topic(topic, deadline)
-        if view.topic_id != topic_id:
-            raise InconsistentTopicIdError(f"topic {topic!r} was deleted and created again after the batch was planned")
+        try:
+            view = metadata.topic(topic, deadline)
+            if topic_id is not None and view.topic_id != topic_id:
+                raise InconsistentTopicIdError(
+                    f"topic {topic!r} was deleted and created again after the batch was planned"
+                )
+        except TOPIC_GONE as error:
+            if read.fail_on_data_loss or not is_gone(metadata, topic, topic_id, deadline):
+                raise
+            _log.warning("failOnDataLoss=false, passing over a batch of %s: %s", topic, error.message)
+            return None
+        if not reach:
+            return spark.read.format("spark_broker").options(**options).load(topic).limit(0)
         scan = _HistoryScan(spark, metadata, view, read, deadline)
-    wanted = {number: Wanted(start, end, 0, from_earliest=False) for number, (start, end) in reach.items()}
-    parts = split(wanted, scan.history)
-    if not parts.needs_table or not _has_delta(spark):
-        return _of_log(spark, topic, options, reach)  # The source reads the table through deltalake.
-    rest = _of_log(spark, topic, options, parts.log or reach)
-    table = scan.table(parts, rest)
-    return table.unionByName(rest) if parts.log else table
+        wanted = {number: Wanted(start, end, 0, from_earliest=False) for number, (start, end) in reach.items()}
+        return scan.joined(wanted, lambda: _of_log(spark, topic, options, reach), options)
 
 
 def _has_delta(spark: SparkSession) -> bool:
@@ -97,16 +111,7 @@ def with_history(spark: SparkSession, log: DataFrame, topic: str, options: Mappi
             return log
         wanted = scan.wanted()
         (scan.topic,) = newest(metadata, [scan.topic])
-    parts = split(wanted, scan.history)
-    if not parts.needs_table:
-        return log
-    if not _has_delta(spark):
-        return log  # The source reads the table through deltalake.
-    table = scan.table(parts, log)
-    if not parts.log:
-        return table
-    rest = _of_log(spark, topic, options, parts.log)
-    return table.unionByName(rest)
+        return scan.joined(wanted, lambda: log, options)
 
 
 @dataclass
@@ -121,8 +126,48 @@ class _HistoryScan:
 
     @property
     def history(self) -> dict[int, HistoryRange]:
-        ranges = ((state.partition, self.topic.history_of(state.partition)) for state in self.topic.partitions)
-        return {partition: HistoryRange(start, end) for partition, (start, end) in ranges if start < end}
+        """The table's offsets of each partition that has some."""
+        return self._recorded(self.topic)
+
+    def _recorded(self, recorded: TopicView) -> dict[int, HistoryRange]:
+        """The same, without what was deleted meanwhile. `recorded`: the topic as the controller has it."""
+        # The table may be open already, so it ends where it was known to end.
+        ranges = {}
+        for state in self.topic.partitions:
+            begins, end = self.topic.history_of(state.partition)
+            start = max(begins, recorded.history_of(state.partition)[0])
+            if start < end:
+                ranges[state.partition] = HistoryRange(start, end)
+        return ranges
+
+    def joined(
+        self, wanted: Mapping[int, Wanted], by_source: Callable[[], DataFrame], options: Mapping[str, str]
+    ) -> DataFrame:
+        """What is wanted, from table and log. `by_source`: the read of all of it by the source, which reads a table
+        through deltalake. `options`: of a read.
+
+        Raises OffsetOutOfRangeError for what was deleted although it is wanted (unless failOnDataLoss is false).
+        """
+        if not split(wanted, self.history).needs_table or not _has_delta(self.spark):
+            return by_source()
+        table = self._table()
+        # The controller records a deletion before rows leave the table. Delta may have taken long to open it.
+        deadline = Deadline.after_ms(self.read.settings.default_api_timeout_ms)
+        parts = split(wanted, self._recorded(self.metadata.as_recorded(self.topic, deadline)))
+        if not parts.needs_table:
+            return by_source()
+        self._report(parts.lost)
+        if not parts.log:
+            return self._rows(table, parts, by_source())
+        rest = _of_log(self.spark, self.topic.name, options, parts.log)
+        return self._rows(table, parts, rest).unionByName(rest)
+
+    def _report(self, lost: Mapping[int, HistoryRange]) -> None:
+        for number, part in lost.items():
+            what = f"{self.topic.name}-{number}: records {part.start} to {part.end} (exclusive) were deleted"
+            if self.read.fail_on_data_loss:
+                raise OffsetOutOfRangeError(f"{what}; with failOnDataLoss=false the read has what is left")
+            _log.warning("failOnDataLoss=false, going on with what there is: %s", what)
 
     def wanted(self) -> dict[int, Wanted]:
         """The offsets that the options ask for. The history counts as part of the log."""
@@ -150,7 +195,9 @@ class _HistoryScan:
         return resolve_bound(self.metadata, self.read, bound, logs, [self.topic], self.deadline)
 
     def _table(self) -> DataFrame:
-        """The table as it is now. Raises InvalidDataError where it cannot be read, or is not the topic's history."""
+        """The table as it is now, also for later queries of the frame. Raises InvalidDataError where it cannot be read,
+        or is not the topic's history.
+        """
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
@@ -159,18 +206,18 @@ class _HistoryScan:
             snapshot = delta_snapshot(self.spark, path)
             why = self.topic.why_not_its_table(str(snapshot.metadata().id()), int(snapshot.version()))
             why = why or why_incomplete(snapshot)
-            frame = self.spark.read.format("delta").load(path)
+            # Delta would scan the newest version in each query. That may lack rows that were deleted since.
+            frame = self.spark.read.format("delta").option("versionAsOf", snapshot.version()).load(path)
         except (Py4JJavaError, PySparkException) as error:
             raise unreadable(self.topic, f"{said(error)}{root_cause(error)}") from error
         if why:
             raise unreadable(self.topic, why)
         return frame
 
-    def table(self, parts: Split, log: DataFrame) -> DataFrame:
+    def _rows(self, frame: DataFrame, parts: Split, log: DataFrame) -> DataFrame:
         """The rows of the table that the read takes, with the columns of the read of the log."""
         from pyspark.sql.functions import col, lit
 
-        frame = self._table()
         names = {name.lower(): name for name in frame.columns}
         columns: list[Column] = []
         for field in log.schema:

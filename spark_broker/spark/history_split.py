@@ -5,7 +5,8 @@ A read of [start, end) of a partition whose history is [first, boundary):
     from the table: [max(start, first), min(end, boundary))        from the log: [max(start, boundary), end)
 
 The boundary is fixed when the read is planned. Tiering only moves it up, and the table keeps what it has. So the two
-sides stay complete, and no offset is on both.
+sides stay complete, and no offset is on both. What lies before `first` was deleted: a read that asks for it by offset
+has lost it.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Split:
-    """By partition: what comes from the table, and what from the log (end -1: the latest). No range is empty."""
+    """By partition: what comes from the table, what from the log (end -1: the latest), and what was deleted although
+    the read asks for it. No range is empty.
+    """
 
     table: Mapping[int, HistoryRange]
     log: Mapping[int, tuple[int, int]]
+    lost: Mapping[int, HistoryRange]
 
     @property
     def needs_table(self) -> bool:
@@ -53,6 +57,7 @@ def split(wanted: Mapping[int, Wanted], history: Mapping[int, HistoryRange]) -> 
     """Divide what is wanted of each partition between table and log."""
     table: dict[int, HistoryRange] = {}
     log: dict[int, tuple[int, int]] = {}
+    lost: dict[int, HistoryRange] = {}
     for partition, read in wanted.items():
         there = history.get(partition, HistoryRange(0, 0))
         start, end = max(read.start, there.start), there.end
@@ -60,10 +65,13 @@ def split(wanted: Mapping[int, Wanted], history: Mapping[int, HistoryRange]) -> 
             end = min(end, read.end)
         if start < end:
             table[partition] = HistoryRange(start, end)
+        if read.start < there.start and not read.from_earliest:
+            first = there.start if read.end == LATEST_OFFSET else min(there.start, read.end)
+            lost[partition] = HistoryRange(read.start, first)
         rest = max(read.start, there.end)
         if read.from_earliest:
             # Records between the table's end and the log's start were deleted before anything tiered them.
             rest = max(rest, read.log_start)
         if read.end == LATEST_OFFSET or rest < read.end:
             log[partition] = (rest, read.end)
-    return Split(table, log)
+    return Split(table, log, lost)

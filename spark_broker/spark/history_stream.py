@@ -38,7 +38,8 @@ def stream_history(
     What is in the topic's Delta table, Delta itself scans; the rest comes from the log. It begins at the earliest
     record, unless `startingOffsets` or its like says otherwise. Give `maxOffsetsPerTrigger`, a `checkpointLocation`
     and a trigger, and start it. A micro-batch that is repeated has the same records. The other arguments are those of
-    `read_topic`. Raises InvalidConfigError without an address, and UnsupportedSparkError in a session of Spark Connect.
+    `read_topic`. With failOnDataLoss=false, a micro-batch of a topic that does not exist any more is passed over.
+    Raises InvalidConfigError without an address, and UnsupportedSparkError in a session of Spark Connect.
     """
     topic = given.topic_name(topic)
     if not callable(each_batch):
@@ -63,17 +64,17 @@ def stream_history(
     read = {**of_read, **chosen, "bootstrap.servers": servers}
 
     def run(ranges: DataFrame, number: int) -> None:
-        each_batch(_read(ranges.sparkSession, topic, ranges.collect(), read), number)
+        frame = _read(ranges.sparkSession, topic, ranges.collect(), read)
+        if frame is not None:
+            each_batch(frame, number)
 
     return stream.load(topic).writeStream.foreachBatch(run)
 
 
-def _read(spark: SparkSession, topic: str, ranges: Iterable[Any], options: dict[str, str]) -> DataFrame:
-    """The records of these ranges (rows of `range_rows.COLUMNS`)."""
+def _read(spark: SparkSession, topic: str, ranges: Iterable[Any], options: dict[str, str]) -> DataFrame | None:
+    """The records of these ranges (rows of `range_rows.COLUMNS`). None: the topic is gone (failOnDataLoss=false)."""
     from spark_broker.spark.history_scan import ranges_with_history
 
     reach = {row.partition: (row.startOffset, row.endOffset) for row in ranges}
     topic_ids = {row.topicId for row in ranges}
-    if not reach:
-        return spark.read.format(FORMAT).options(**options).load(topic).limit(0)
-    return ranges_with_history(spark, topic, topic_ids.pop(), reach, options)
+    return ranges_with_history(spark, topic, topic_ids.pop() if topic_ids else None, reach, options)

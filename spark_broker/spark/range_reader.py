@@ -18,7 +18,6 @@ from spark_broker.client.retry import Deadline
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     ClosedError,
-    InconsistentTopicIdError,
     LeaderNotAvailableError,
     LogTruncationError,
     OffsetNotAvailableError,
@@ -28,6 +27,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import NO_EPOCH, ConsumedBatch
 from spark_broker.spark.fetch_session import RangeSession
+from spark_broker.spark.planned_topic import planned_topic
 from spark_broker.spark.ranges import OffsetRange
 from spark_broker.storage.filesystem import current_user
 from spark_broker.times import EARLIEST, LATEST
@@ -83,7 +83,8 @@ class RangeReader:
     def batches(self) -> Iterator[list[ConsumedBatch]]:
         """One list for each answer of a leader. The last batch ends where the range does.
 
-        Raises InconsistentTopicIdError when the topic was created again. Raises OffsetOutOfRangeError when records are
+        Raises InconsistentTopicIdError when the topic was created again, and UnknownTopicOrPartitionError when it was
+        deleted. Raises OffsetOutOfRangeError when records are
         gone (with failOnDataLoss=false they are passed over). Raises any other typed error that lasted for
         default.api.timeout.ms without progress.
         """
@@ -163,15 +164,7 @@ class RangeReader:
         return FetchMachine(self._settings, self._columns, self._metadata.backoff, boot_id=boot_id)
 
     def _topic(self) -> TopicView:
-        topic = self._metadata.topic(self._part.topic, self._deadline)
-        if topic.topic_id != self._part.topic_id:  # The metadata may be older than the plan.
-            self._metadata.refresh(self._deadline)
-            topic = self._metadata.topic(self._part.topic, self._deadline)
-        if topic.topic_id != self._part.topic_id:
-            raise InconsistentTopicIdError(
-                f"topic {topic.name!r} was deleted and created again after the query was planned"
-            )
-        return topic
+        return planned_topic(self._metadata, self._part, self._deadline)
 
     def _open(self, topic: TopicView) -> RangeSession:
         leader = self._metadata.view.leader(self._part.topic, self._part.partition)

@@ -16,8 +16,8 @@ from spark_broker.model import TopicPartition
 class OffsetRange:
     """Offsets `start` up to `end`, exclusive, of one partition of the topic with this id: the work of one task.
 
-    `read_to`, `read_epoch`: the end of the whole partition when the query was planned, and the leader epoch of the
-    record before it. A log that does not agree with these does not hold the planned records. -1: not known.
+    `read_to`, `read_epoch`: an offset not below `end`, and the leader epoch of the record before it when the query was
+    planned. A log that does not agree with these does not hold the planned records. -1: not known.
     """
 
     topic: str

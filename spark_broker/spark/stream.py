@@ -24,7 +24,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.planned_topic import TOPIC_GONE
 from spark_broker.spark.range_rows import Ranges
 from spark_broker.spark.stream_offset import INITIAL, StreamOffset, parse_offset
 from spark_broker.spark.stream_planner import (
@@ -35,6 +37,7 @@ from spark_broker.spark.stream_planner import (
     end_of_batch,
     find_losses,
     first_position,
+    limited_ends,
     loss_error,
     resumed,
     still_there,
@@ -43,6 +46,8 @@ from spark_broker.spark.task import planned, read_task
 from spark_broker.spark.user_errors import message_alone
 
 if TYPE_CHECKING:
+    from spark_broker.client.cluster_view import TopicView
+    from spark_broker.spark.ranges import OffsetRange
     from spark_broker.spark.stream_session import StreamSession
 
 _log = logging.getLogger(__name__)
@@ -86,6 +91,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises typed errors: records or topics are gone (failOnDataLoss), no cluster.
         """
+        try:
+            return self._next_end(start, limit)
+        except UnknownTopicOrPartitionError:
+            # A topic was deleted between two requests. The next look finds it gone.
+            if self._options.fail_on_data_loss:
+                raise
+            return self._next_end(start, limit)
+
+    def _next_end(self, start: Json, limit: ReadLimit) -> Json:
         session = self._connected()
         position = parse_offset(start)
         is_first = position is None
@@ -115,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.limits.max_bytes:
                 parts = self._planner.byte_shares(session.sizes(begin))
                 ends |= {tp: min(end, ends[tp]) for tp, end in session.reached(begin, parts).items()}
-        return end_of_batch(position, logs, ends, lossy=lossy)
+        return end_of_batch(position, logs, ends, session.epochs_before(limited_ends(logs, ends)), lossy=lossy)
 
     @message_alone()
     def reportLatestOffset(self) -> Json | None:
@@ -137,8 +151,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges = still_there(ranges, logs)
         if self._options.ranges:
             return [InputPartition(Ranges(tuple(ranges)))]
-        tasks, topics = session.tasks_of(ranges), session.topics_of(ranges)
-        return planned(tasks, topics, self._options, self._schema, session.view)
+        topics = self._topics_of(session, ranges)
+        tasks = session.tasks_of([part for part in ranges if part.topic in topics])
+        return planned(tasks, list(topics.values()), self._options, self._schema, session.view)
+
+    def _topics_of(self, session: StreamSession, ranges: Sequence[OffsetRange]) -> dict[str, TopicView]:
+        """The topics of these ranges, by name; with failOnDataLoss=false, those that are not gone since the plan."""
+        topics = {}
+        for part in {part.topic: part for part in ranges}.values():
+            try:
+                topics[part.topic] = session.topic_of(part)
+            except TOPIC_GONE as error:
+                if self._options.fail_on_data_loss or not session.is_gone(part):
+                    raise
+                _log.warning("failOnDataLoss=false, passing over what was planned of %s: %s", part.tp, error.message)
+        return topics
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, of each range in order of their offsets. Raises typed errors."""

@@ -1,6 +1,6 @@
 """A stream's position in Spark's checkpoint: how far each partition is read, and the ids of the topics.
 
-{"topics": {"flights": {"id": "0a1b...", "offsets": {"0": 23}, "ends": {"0": [40, 3]}}}, "first": {...}}
+{"topics": {"flights": {"id": "0a1b...", "offsets": {"0": 23}, "ends": {"0": [23, 3]}}}, "first": {...}}
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ starts where it started before, although Spark asks for the initial offset again
 
 @dataclass(frozen=True)
 class PartitionEnd:
-    """The end of a partition when a batch was planned, and the leader epoch of the record before it."""
+    """Where a batch ends, and the leader epoch of the record before it. If that is not known: where the log ended."""
 
     offset: int
     leader_epoch: int

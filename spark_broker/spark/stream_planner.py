@@ -124,9 +124,12 @@ def _recreated(position: StreamOffset, tp: TopicPartition, logs: Logs) -> bool:
 def _another_record_precedes(position: StreamOffset, tp: TopicPartition, log: LogRange) -> bool:
     """KIP-320: the log was cut below the position, and has grown past it since."""
     read = position.ends.get(tp)
-    if read is None or read.offset != position.offsets[tp] or -1 in (read.leader_epoch, log.position_epoch):
+    if read is None or -1 in (read.leader_epoch, log.position_epoch):
         return False
-    return read.leader_epoch != log.position_epoch
+    if read.offset == position.offsets[tp]:
+        return read.leader_epoch != log.position_epoch
+    # Epochs do not fall along a log: no record below `read.offset` had a later one.
+    return read.offset > position.offsets[tp] and read.leader_epoch < log.position_epoch
 
 
 def resumed(position: StreamOffset, logs: Logs) -> dict[TopicPartition, int]:
@@ -189,15 +192,31 @@ def _cut_at(log: LogRange, target: LogRange) -> LogRange:
     return log if log.end <= target.end else replace(log, end=target.end, last_epoch=target.last_epoch)
 
 
-def end_of_batch(position: StreamOffset, logs: Logs, ends: Offsets, *, lossy: bool = False) -> StreamOffset:
-    """The end of a batch that reads up to `ends`. It is the position when nothing is read and nothing was lost."""
+def limited_ends(logs: Logs, ends: Offsets) -> dict[TopicPartition, int]:
+    """The ends before which a batch stops although the log has more."""
+    return {tp: end for tp, end in ends.items() if end < logs[tp].end}
+
+
+def end_of_batch(
+    position: StreamOffset, logs: Logs, ends: Offsets, epochs: Mapping[TopicPartition, int], *, lossy: bool = False
+) -> StreamOffset:
+    """The end of a batch that reads up to `ends`. It is the position when nothing is read and nothing was lost.
+
+    `epochs`: leader epochs of the records before the `limited_ends`; -1: not known.
+    """
     if not lossy and all(end == position.offsets.get(tp, 0) for tp, end in ends.items()):
         return position
     return StreamOffset(
         offsets=dict(ends),
         topic_ids={tp.topic: logs[tp].topic_id for tp in ends},
-        ends={tp: PartitionEnd(logs[tp].end, logs[tp].last_epoch) for tp in ends},
+        ends={tp: _known_end(logs[tp], end, epochs.get(tp, -1)) for tp, end in ends.items()},
     )
+
+
+def _known_end(log: LogRange, end: int, epoch: int) -> PartitionEnd:
+    """The end of the batch, if the epoch before it is known."""
+    # A later epoch than that of the log's end: since then, the log was cut. The log's end shows that, and `end` not.
+    return PartitionEnd(end, epoch) if 0 <= epoch <= log.last_epoch else PartitionEnd(log.end, log.last_epoch)
 
 
 def first_position(end: StreamOffset, start: StreamOffset | None) -> StreamOffset:

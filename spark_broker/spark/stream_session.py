@@ -15,6 +15,7 @@ from spark_broker.model import OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
 from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.planned_topic import is_gone, planned_topic
 from spark_broker.spark.planning import newest, resolve_starts, whole
 from spark_broker.spark.ranges import OffsetRange, TaskRanges, tasks_of
 from spark_broker.spark.stream_offset import StreamOffset
@@ -89,10 +90,20 @@ class StreamSession:
         reaches = {tp: Reach(begin[tp], size) for tp, size in max_bytes.items()}
         return {tp: info.fitting_offset for tp, info in self._look_up(reaches, self._deadline(), reaches).items()}
 
-    def topics_of(self, ranges: Sequence[OffsetRange]) -> list[TopicView]:
-        """The topics of these ranges."""
-        deadline = self._deadline()
-        return [self._metadata.topic(name, deadline) for name in dict.fromkeys(part.topic for part in ranges)]
+    def epochs_before(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Leader epochs of the records before these offsets; -1: not known."""
+        if not offsets:
+            return {}
+        reaches = {tp: Reach(offset, EVERY_BYTE) for tp, offset in offsets.items()}
+        return {tp: info.start_epoch for tp, info in self._look_up(offsets, self._deadline(), reaches).items()}
+
+    def topic_of(self, part: OffsetRange) -> TopicView:
+        """The topic of the range. Raises as `planned_topic` does."""
+        return planned_topic(self._metadata, part, self._deadline())
+
+    def is_gone(self, part: OffsetRange) -> bool:
+        """Whether the topic of the range certainly does not exist any more."""
+        return is_gone(self._metadata, part.topic, part.topic_id, self._deadline())
 
     def tasks_of(self, ranges: Sequence[OffsetRange]) -> list[TaskRanges]:
         """The ranges that each task reads."""

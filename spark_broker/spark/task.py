@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,16 @@ from spark_broker.errors import invariant
 from spark_broker.quiet_end import end_in_silence
 from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch, leader_epoch_column
 from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.planned_topic import TOPIC_GONE, is_gone, planned_topic
 from spark_broker.spark.ranges import OffsetRange, TaskRanges
 from spark_broker.spark.spark_schema import output_of
 from spark_broker.spark.user_errors import message_alone
 
 if TYPE_CHECKING:
     from spark_broker.client.cluster_view import ClusterView, TopicView
+    from spark_broker.client.metadata import ClusterMetadata
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,6 @@ def read_task(options: ReadOptions, schema: StructType, partition: InputPartitio
 def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[pa.RecordBatch]:
     from spark_broker.client.retry import Deadline
     from spark_broker.spark import kept
-    from spark_broker.spark.assemble import assembled
-    from spark_broker.spark.range_reader import RangeReader
 
     with kept.KEPT.metadata(options.settings) as metadata:
         metadata.use({part.topic for part, _ in task.parts})
@@ -84,18 +87,40 @@ def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[p
         is_as_new = 0 <= task.metadata_offset <= view.metadata_offset and view.cluster_id == task.cluster_id
         if not is_as_new:
             metadata.refresh(Deadline.after_ms(options.settings.default_api_timeout_ms))
+        gone: dict[str, str] = {}
         for part, columns in task.parts:
-            deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
-            topic = metadata.topic(part.topic, deadline, partition=part.partition)
-            output = output_of(schema, offered(topic, options))
-            reader = RangeReader(
-                metadata,
-                part,
-                options.settings,
-                columns,
-                fail_on_data_loss=options.fail_on_data_loss,
-                local_reads=options.local_reads,
-            )
-            for batches in reader.batches():
-                yield from assembled(batches, output)
+            why = gone.get(part.topic_id, "") or (yield from _read_range(metadata, options, schema, part, columns))
+            if why:
+                gone[part.topic_id] = why
+                _log.warning("failOnDataLoss=false, passing over what was planned of %s: %s", part.tp, why)
     kept.spare_collections()
+
+
+def _read_range(
+    metadata: ClusterMetadata, options: ReadOptions, schema: StructType, part: OffsetRange, columns: list[str] | None
+) -> Generator[pa.RecordBatch, None, str]:
+    """Returns why the rest is passed over, as the topic is gone (failOnDataLoss=false); empty: the range is read."""
+    from spark_broker.client.retry import Deadline
+    from spark_broker.spark.assemble import assembled
+    from spark_broker.spark.range_reader import RangeReader
+
+    timeout_ms = options.settings.default_api_timeout_ms
+    try:
+        topic = planned_topic(metadata, part, Deadline.after_ms(timeout_ms))
+        output = output_of(schema, offered(topic, options))
+        reader = RangeReader(
+            metadata,
+            part,
+            options.settings,
+            columns,
+            fail_on_data_loss=options.fail_on_data_loss,
+            local_reads=options.local_reads,
+        )
+        for batches in reader.batches():
+            yield from assembled(batches, output)
+    except TOPIC_GONE as error:
+        deadline = Deadline.after_ms(timeout_ms)
+        if options.fail_on_data_loss or not is_gone(metadata, part.topic, part.topic_id, deadline):
+            raise
+        return error.message
+    return ""

@@ -69,7 +69,8 @@ class TaskWrite:
             producer = self._plan.options.producer
             with connected(producer) as metadata:
                 target = Target.of(metadata.topic(name, Deadline.after_ms(producer.max_block_ms)))
-            self._topics[name] = OneTopic(target, mapping_of(self._plan.rows, target, routed=True))
+            plan = self._plan
+            self._topics[name] = OneTopic(target, mapping_of(plan.rows, plan.unkept, target, routed=True))
         return self._topics[name]
 
     def _append(self, destination: OneTopic, rows: pa.RecordBatch) -> None:

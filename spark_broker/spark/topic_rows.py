@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.partitioner import UNKEYED, row_partitions, split_by_partition
+from spark_broker.client.topic_schema import unkept_error
 from spark_broker.errors import InvalidDataError, SchemaMismatchError, UnknownTopicOrPartitionError
 from spark_broker.protocol.arrays import to_numpy
 from spark_broker.protocol.schema import conform
@@ -18,8 +19,8 @@ from spark_broker.spark.refusals import HINT
 TOPIC_COLUMN = "topic"
 PARTITION_COLUMN = "partition"
 
-_OF_A_READ = frozenset(("_topic", "_partition", "_offset", "_timestamp"))
-"""Columns that the read of a typed topic adds. A copy from topic to topic leaves them out."""
+_OF_A_READ = frozenset(("_topic", "_partition", "_offset", "_timestamp", "_leader_epoch"))
+"""Columns that the read of a typed topic adds, in lower case. A copy from topic to topic leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ class ColumnMapping:
     partition: int | None
 
 
-def mapping_of(rows: pa.Schema, target: Target, *, routed: bool) -> ColumnMapping:
+def mapping_of(rows: pa.Schema, unkept: Mapping[int, str], target: Target, *, routed: bool) -> ColumnMapping:
     """How a DataFrame's rows become the topic's. `routed`: its column `topic` names the topic of each row.
 
+    `unkept`: types that no topic keeps, by the positions of their columns. Raises InvalidSchemaError for such a column.
     Raises SchemaMismatchError with the name of a column that is missing, unknown or of a type that does not fit.
     """
     positions = positions_by_name(rows)
@@ -80,10 +82,23 @@ def mapping_of(rows: pa.Schema, target: Target, *, routed: bool) -> ColumnMappin
     partition = positions.get(PARTITION_COLUMN) if target.is_record else None
     if partition is not None and not pa.types.is_integer(rows.field(partition).type):
         raise SchemaMismatchError(f"column 'partition' is {rows.field(partition).type}; a partition is an integer")
+    check_kept(rows, unkept, [positions[name] for name in mapped])
     columns = tuple((positions[name], stored.get(name, rows.names[positions[name]])) for name in mapped)
     mapping = ColumnMapping(columns, partition)
     topic_rows(pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in rows], schema=rows), mapping, target)
     return mapping
+
+
+def check_kept(rows: pa.Schema, unkept: Mapping[int, str], written: Iterable[int]) -> None:
+    """Raise InvalidSchemaError if a column at one of these positions has a type that no topic keeps."""
+    for at in written:
+        if at in unkept:
+            raise unkept_error(rows.names[at], unkept[at])
+
+
+def positions_in_new_topic(rows: pa.Schema) -> list[int]:
+    """Positions of the columns that a new topic of these rows has. The read of a copied topic adds the others."""
+    return [at for at, name in enumerate(rows.names) if name.lower() not in _OF_A_READ]
 
 
 def positions_by_name(rows: pa.Schema) -> dict[str, int]:

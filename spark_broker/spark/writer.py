@@ -11,6 +11,10 @@ is committed once: a stream's batch that runs again after a crash finds it done.
     stream           the query's id                  batch id     a uuid, made by the planner for each run of it
 
 A stream's planner does not know its query; the tasks do, and their messages carry it to the committing process.
+
+Spark repeats only the newest batch of a stream, because it notes a batch right after the sink has committed it. A batch
+below the last committed one has other rows than those that were written under its number: its checkpoint is an older
+copy, and planned the batch anew.
 """
 
 from __future__ import annotations
@@ -27,7 +31,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_broker.errors import AlreadyCommittedError, InvariantError, SparkBrokerError, invariant
+from spark_broker.errors import (
+    AlreadyCommittedError,
+    InvalidTxnStateError,
+    InvariantError,
+    SparkBrokerError,
+    invariant,
+)
 from spark_broker.quiet_end import end_in_silence
 from spark_broker.spark.message_first import message_first
 from spark_broker.spark.refusals import invalid_option
@@ -43,6 +53,11 @@ BATCH_ID = "streaming.sql.batchId"
 """Local properties of a stream's tasks."""
 
 TOPIC_ID_CHARS = 8
+
+OLDER_CHECKPOINT = (
+    "Put the newest checkpoint back, and have one run of the query at a time. Or begin with a new checkpointLocation: "
+    "that is a new query, which writes everything from its startingOffsets on."
+)
 
 ENDING_MODULE = "pyspark.sql.worker.python_streaming_sink_runner"
 """Spark's process that makes a stream's writer once more, to commit or abort a micro-batch."""
@@ -184,7 +199,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @message_alone()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make the winners' rows visible. If an earlier run of the batch was committed, nothing is done."""
+        """Make the winners' rows visible. If an earlier run of the batch was committed, nothing is done.
+
+        Raises InvalidTxnStateError if a later batch was committed.
+        """
         with message_first():
             for version in _versions(messages, batchId):
                 _commit(version, self.options, messages)
@@ -214,7 +232,10 @@ def _versions(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> 
 
 
 def write_attempt(plan: WritePlan, version: Version | None, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Join the version at the first row, and write. If the version is committed already, the rows are passed over."""
+    """Join the version at the first row, and write. If the version is committed already, the rows are passed over.
+
+    Raises InvalidTxnStateError if the version is a micro-batch, and a later one is committed.
+    """
     from spark_broker.spark.kept import spare_collections
 
     end_in_silence()
@@ -239,6 +260,7 @@ def _written(plan: WritePlan, version: Version | None, batches: Iterator[pa.Reco
     try:
         writer = version.group(plan.options).join()
     except AlreadyCommittedError as error:
+        _check_repeated(version, plan.options)
         logger.warning("nothing is written: %s", error.message)
         return Written(version, None, sum(batch.num_rows for batch in rows))
     with writer:
@@ -256,7 +278,21 @@ def _commit(version: Version, options: WriteOptions, messages: Sequence[WriterCo
         message.producer_id for message in messages if isinstance(message, Written) and message.producer_id is not None
     ]
     if not version.group(options).commit(winners):
+        _check_repeated(version, options)
         logger.warning("version %d of %s was committed before", version.version, version.application)
+
+
+def _check_repeated(version: Version, options: WriteOptions) -> None:
+    """Check that a version which was committed before is the same one, run again. Raises InvalidTxnStateError."""
+    if version.single_use or options.idempotence is not None:
+        return  # What txnAppId and txnVersion mean is that each version at or below the last one is done.
+    last = version.group(options).last_committed()
+    if last is not None and version.version < last:
+        raise InvalidTxnStateError(
+            f"micro-batch {version.version} of query {version.application} is older than micro-batch {last}, which the "
+            "query has written: its checkpoint is an older copy, or another run of the query is ahead",
+            hint=OLDER_CHECKPOINT,
+        )
 
 
 def _abort(version: Version, options: WriteOptions) -> None:

@@ -125,6 +125,17 @@ def test_offsets_are_found_in_the_table_and_in_the_log(cluster: FakeCluster, con
 
 
 @pytest.mark.usefixtures("table")
+def test_a_time_finds_no_deleted_record_that_is_still_in_the_table(cluster: FakeCluster, consumer: Consumer) -> None:
+    """The tierer's next run deletes the rows. A consumer with auto.offset.reset=latest would go on from there at the
+    end, and pass over what is left."""
+    cluster.topics["t"].log_starts = [12]
+    moment = from_us(time_of(5))
+    assert consumer.offsets_for_times({T0: moment}) == {T0: 12}
+    with Admin(cluster.bootstrap) as admin:
+        assert admin.list_offsets({T0: moment}) == {T0: 12}
+
+
+@pytest.mark.usefixtures("table")
 @pytest.mark.parametrize("start", [0, 7, 13, 19, 20, 35])
 def test_a_consumer_may_seek_to_any_offset(consumer: Consumer, start: int) -> None:
     consumer.assign([T0])

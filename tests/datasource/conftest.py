@@ -26,6 +26,13 @@ def cluster() -> Iterator[FakeCluster]:
     assert [broker.bugs for broker in fake_cluster.brokers] == [[], [], []]
 
 
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that no broker shows counts as absent after a tenth of a second."""
+    for module in ("metadata", "retry"):
+        monkeypatch.setattr(f"spark_broker.client.{module}.UNKNOWN_TOPIC_GRACE_MS", 100)
+
+
 @dataclass
 class Read:
     """A query: planned when it is made, as Spark plans it; run by `table`."""
@@ -90,7 +97,7 @@ class Stream:
         """Stop and start again. Returns the rows of the batch that is repeated, if one was not committed."""
         self.reader.stop()
         self.reader = self._new_reader()
-        return self._run() if len(self.offset_log) > self.committed else None
+        return self.run() if len(self.offset_log) > self.committed else None
 
     def plan(self, *, unlimited: bool = False) -> bool:
         """Write the next batch into the offset log, if there is one."""
@@ -107,14 +114,15 @@ class Stream:
 
     def trigger(self, *, unlimited: bool = False) -> pa.Table | None:
         """Run one batch and commit it. None: there is nothing to read."""
-        return self._run() if self.plan(unlimited=unlimited) else None
+        return self.run() if self.plan(unlimited=unlimited) else None
 
     def numbers(self) -> list[int]:
         """The column `n` of the next batch."""
         table = self.trigger()
         return [] if table is None else table["n"].to_pylist()
 
-    def _run(self) -> pa.Table:
+    def run(self) -> pa.Table:
+        """Run the batch that was planned last, and commit it."""
         start, end = json.loads(self._start()), json.loads(self.offset_log[-1])
         partitions = [pickle.loads(pickle.dumps(partition)) for partition in self.reader.partitions(start, end)]
         again = [partition.value for partition in self.reader.partitions(start, end)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import pyarrow as pa
 import pytest
@@ -14,6 +16,7 @@ from spark_broker.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.protocol.messages import MetadataResponse
 from tests.client.fake_broker import FakeCluster
 from tests.conftest import WaitUntil
 from tests.datasource.conftest import MakeRead
@@ -87,22 +90,79 @@ def test_an_election_that_lost_nothing_of_the_plan_is_not_noticed(cluster: FakeC
     assert sorted(query.table()["n"].to_pylist()) == list(range(50))
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_topic_that_was_made_anew_is_never_read_in_the_old_ones_place(cluster: FakeCluster, read: MakeRead) -> None:
     fill(cluster, "t", 1, 5)
-    query = read(subscribe="t")
+    query, lenient = read(subscribe="t"), read(subscribe="t", failOnDataLoss="false")
     del cluster.topics["t"]
     cluster.create("t", schema=SCHEMA)
     cluster.store("t", 0, numbers(*range(900, 905)))
     with pytest.raises(InconsistentTopicIdError, match="'t'"):
         query.table()
+    assert lenient.table().num_rows == 0
 
 
-def test_a_topic_that_was_deleted_is_reported(cluster: FakeCluster, read: MakeRead) -> None:
+@pytest.mark.usefixtures("short_grace")
+def test_a_topic_that_was_deleted_is_reported(
+    cluster: FakeCluster, read: MakeRead, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(cluster, "t", 1, 5)
-    query = read(subscribe="t")
+    query, lenient = read(subscribe="t"), read(subscribe="t", failOnDataLoss="false")
     del cluster.topics["t"]
     with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
         query.table()
+    with caplog.at_level(logging.WARNING):
+        assert lenient.table().num_rows == 0
+    assert "passing over what was planned of t-0" in caplog.text
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_topic_that_is_deleted_during_a_task_is_passed_over_from_there_on(
+    cluster: FakeCluster, read: MakeRead
+) -> None:
+    fill(cluster, "t", 1, 60_000, per_batch=10_000)
+    strict, lenient = (
+        read(subscribe="t", failOnDataLoss=fail, **SMALL_FETCHES).batches() for fail in ("true", "false")
+    )
+    first = [next(strict), next(lenient)][1]
+    del cluster.topics["t"]
+    with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
+        list(strict)
+    rest = pa.Table.from_batches([first, *lenient])["n"].to_pylist()
+    assert rest == list(range(len(rest)))
+    assert len(rest) < 60_000
+
+
+def test_a_topic_that_brokers_deny_and_metadata_shows_is_not_passed_over(
+    cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that lags behind may answer so."""
+    fill(cluster, "t", 1, 5)
+    lenient = read(subscribe="t", failOnDataLoss="false", **{"default.api.timeout.ms": "300"})
+
+    def deny(*_: object) -> NoReturn:
+        raise UnknownTopicOrPartitionError("not here")
+
+    monkeypatch.setattr(cluster, "_read", deny)
+    with pytest.raises(UnknownTopicOrPartitionError, match="not here"):
+        lenient.table()
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_topic_that_only_the_controller_knows_is_not_passed_over(
+    cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task's process is new, and the brokers that it asks lag behind those of the plan."""
+    fill(cluster, "t", 1, 5)
+    lenient = read(subscribe="t", failOnDataLoss="false")
+    shown = cluster.metadata
+
+    def lagging(names: list[str] | None, *, certain: bool = False) -> MetadataResponse:
+        return shown(names if certain else [], certain=certain)
+
+    monkeypatch.setattr(cluster, "metadata", lagging)
+    with pytest.raises(UnknownTopicOrPartitionError, match="'t' does not exist"):
+        lenient.table()
 
 
 def test_a_frozen_leader_is_left_for_the_next_one(

@@ -5,16 +5,26 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_broker.client import history_reader
-from spark_broker.errors import InvalidDataError, MissingDependencyError, OffsetOutOfRangeError
+from spark_broker.errors import (
+    InconsistentTopicIdError,
+    InvalidDataError,
+    MissingDependencyError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
 from spark_broker.protocol.messages import HistoryMetadata
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.spark import history_scan
+from spark_broker.spark.history_split import HistoryRange, Split
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.datasource.conftest import MakeRead, MakeStream
 from tests.datasource.test_planning import SCHEMA, fill
@@ -90,6 +100,40 @@ def test_a_time_is_found_where_its_record_is(read: MakeRead, first: int) -> None
         read(subscribe="t", startingTimestamp=moment).table()["n"].to_pylist() == EVERYTHING[EVERYTHING.index(first) :]
     )
     assert read(subscribe="t", endingTimestamp=moment).table()["n"].to_pylist() == EVERYTHING[: EVERYTHING.index(first)]
+
+
+@pytest.mark.usefixtures("table")
+def test_a_time_finds_no_deleted_record_that_is_still_in_the_table(
+    cluster: FakeCluster, read: MakeRead, stream: MakeStream
+) -> None:
+    """The tierer's next run deletes the rows. Offset 3 would be out of range for the read."""
+    cluster.topics["t"].log_starts = [12]
+    moment = str(APPEND_TIME_MS - (BOUNDARY - 3) * HOUR_MS)
+    assert read(subscribe="t", startingTimestamp=moment).table()["n"].to_pylist() == list(range(12, END))
+    assert stream(subscribe="t", startingTimestamp=moment).numbers() == list(range(12, END))
+
+
+def test_the_end_at_a_time_is_no_deleted_record(cluster: FakeCluster, table: Path, read: MakeRead) -> None:
+    """Times of events are in no order: the first record is the latest. As the end, it would leave nothing to read."""
+    data = rows(0, BOUNDARY)
+    times = data["_timestamp"].to_pylist()
+    at = data.schema.get_field_index("_timestamp")
+    times[0] = times[-1]
+    late = data.set_column(at, "_timestamp", pa.array(times, data.schema.field(at).type))
+    write_deltalake(str(table), late, mode="overwrite")
+    cluster.topics["t"].log_starts = [12]
+    end = str(APPEND_TIME_MS - (BOUNDARY - 25) * HOUR_MS)
+    assert read(subscribe="t", endingTimestamp=end).table()["n"].to_pylist() == list(range(12, 25))
+
+
+def test_a_time_finds_no_row_beyond_the_recorded_history(table: Path, read: MakeRead) -> None:
+    """A run of the tierer may have died before the controller recorded it: only the log has these offsets."""
+    data = rows(BOUNDARY, 40)
+    times = pa.array([(APPEND_TIME_MS + 10) * 1000] * 10, pa.timestamp("us", "UTC"))
+    stray = data.set_column(data.schema.get_field_index("_timestamp"), "_timestamp", times)
+    write_deltalake(str(table), stray, mode="append")
+    with pytest.raises(OffsetOutOfRangeError, match="no record at or after"):
+        read(subscribe="t", startingTimestamp=str(APPEND_TIME_MS + 5))
 
 
 @pytest.mark.usefixtures("table")
@@ -219,3 +263,124 @@ def test_what_cannot_be_read_is_a_clear_error_and_no_gap(
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(MissingDependencyError, match="deltalake"):
         read(subscribe="t").table()
+
+
+class DeltaSession:
+    """Stands for a session with Delta. It notes what a read takes from the log, and which version of the table."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of_log: list[Mapping[int, tuple[int, int]]] = []
+        self.of_table: list[Mapping[int, HistoryRange]] = []
+        self.when_opened: Callable[[], None] = lambda: None
+        monkeypatch.setattr(history_scan, "_has_delta", lambda spark: True)
+        monkeypatch.setattr(history_scan, "_of_log", lambda spark, topic, options, reach: self._log(reach))
+        monkeypatch.setattr(history_scan._HistoryScan, "_table", lambda scan: self.when_opened())
+        monkeypatch.setattr(history_scan._HistoryScan, "_rows", lambda scan, frame, parts, log: self._rows(parts))
+
+    def _log(self, reach: Mapping[int, tuple[int, int]]) -> object:
+        self.of_log.append(reach)
+        return self
+
+    def _rows(self, parts: Split) -> DeltaSession:
+        self.of_table.append(parts.table)
+        return self
+
+    def unionByName(self, other: object) -> DeltaSession:
+        assert other is self
+        return self
+
+
+@pytest.fixture
+def delta(monkeypatch: pytest.MonkeyPatch) -> DeltaSession:
+    return DeltaSession(monkeypatch)
+
+
+def batch_of(cluster: FakeCluster, delta: DeltaSession, start: int, end: int, **options: str) -> object:
+    """A micro-batch of `stream_history` that was planned with the topic as it is now."""
+    topic_id = cluster.topics["t"].topic_id
+    given = {"bootstrap.servers": cluster.bootstrap, **options}
+    return history_scan.ranges_with_history(delta, "t", topic_id, {0: (start, end)}, given)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("late", [False, True], ids=["known", "when the table is open"])
+def test_delta_does_not_scan_past_what_was_deleted_since_the_plan(
+    cluster: FakeCluster, delta: DeltaSession, caplog: pytest.LogCaptureFixture, late: bool
+) -> None:
+    def delete() -> None:
+        cluster.topics["t"].log_starts = [12]
+
+    if late:
+        delta.when_opened = delete
+    else:
+        delete()
+    with pytest.raises(OffsetOutOfRangeError, match=r"t-0: records 3 to 12 \(exclusive\) were deleted"):
+        batch_of(cluster, delta, 3, 40)
+    cluster.topics["t"].log_starts = [] if late else [12]
+    assert batch_of(cluster, delta, 3, 40, failOnDataLoss="false") is delta
+    assert (delta.of_table, delta.of_log) == ([{0: HistoryRange(12, 30)}], [{0: (30, 40)}])
+    assert "t-0: records 3 to 12 (exclusive) were deleted" in caplog.text
+    assert batch_of(cluster, delta, 12, 40) is delta
+
+
+def test_delta_scans_one_version_in_every_query(
+    cluster: FakeCluster, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would scan the newest one in each, from which rows may have been deleted."""
+    snapshot = SimpleNamespace(metadata=lambda: SimpleNamespace(id=lambda: table_id(table)), version=lambda: 2)
+    monkeypatch.setattr(history_scan, "delta_snapshot", lambda spark, path: snapshot)
+    monkeypatch.setattr(history_scan, "why_incomplete", lambda found: "")
+    monkeypatch.setattr(history_scan, "_has_delta", lambda spark: True)
+    monkeypatch.setattr(history_scan._HistoryScan, "_rows", lambda scan, frame, parts, log: frame)
+    monkeypatch.setattr(history_scan, "_of_log", lambda *_: None)
+
+    def reader(name: str) -> SimpleNamespace:
+        return SimpleNamespace(option=lambda *option: SimpleNamespace(load=lambda path: (name, option)))
+
+    session = SimpleNamespace(read=SimpleNamespace(format=reader))
+    topic_id, given = cluster.topics["t"].topic_id, {"bootstrap.servers": cluster.bootstrap}
+    frame = history_scan.ranges_with_history(session, "t", topic_id, {0: (3, 20)}, given)  # type: ignore[arg-type]
+    assert frame == ("delta", ("versionAsOf", 2))  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.usefixtures("table")
+def test_what_is_deleted_as_a_whole_the_source_reads(cluster: FakeCluster, delta: DeltaSession) -> None:
+    """It says what is gone, or passes it over."""
+    cluster.topics["t"].log_starts = [12]
+    assert batch_of(cluster, delta, 3, 12) is delta
+    assert (delta.of_table, delta.of_log) == ([], [{0: (3, 12)}])
+
+
+@pytest.mark.usefixtures("table")
+def test_a_table_is_scanned_up_to_where_it_was_known_to_reach_when_it_was_opened(
+    cluster: FakeCluster, delta: DeltaSession
+) -> None:
+    """The version that is open lacks what a tierer appends later."""
+
+    def tier() -> None:
+        topic = cluster.topics["t"]
+        assert topic.history is not None
+        topic.history = HistoryMetadata(topic.history.table_id, 3, 3, [0], [45])
+
+    delta.when_opened = tier
+    batch_of(cluster, delta, 3, 50)
+    assert (delta.of_table, delta.of_log) == ([{0: HistoryRange(3, 30)}], [{0: (30, 50)}])
+
+
+@pytest.mark.usefixtures("table", "short_grace")
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_batch_for_delta_of_a_topic_that_is_gone_is_an_error_or_passed_over(
+    cluster: FakeCluster, delta: DeltaSession, anew: bool
+) -> None:
+    topic_id = cluster.topics["t"].topic_id
+    del cluster.topics["t"]
+    if anew:
+        fill(cluster, "t", 1, END)
+    servers = {"bootstrap.servers": cluster.bootstrap}
+    error = InconsistentTopicIdError if anew else UnknownTopicOrPartitionError
+    with pytest.raises(error):
+        history_scan.ranges_with_history(delta, "t", topic_id, {0: (3, 40)}, servers)  # type: ignore[arg-type]
+    lenient = {**servers, "failOnDataLoss": "false"}
+    assert history_scan.ranges_with_history(delta, "t", topic_id, {0: (3, 40)}, lenient) is None  # type: ignore[arg-type]
+    if not anew:
+        assert history_scan.ranges_with_history(delta, "t", None, {}, lenient) is None  # type: ignore[arg-type]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from spark_broker.client.retry import Deadline
 from spark_broker.errors import (
     BootstrapUnreachableError,
     InconsistentTopicIdError,
@@ -19,7 +21,9 @@ from spark_broker.errors import (
     SchemaMismatchError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.model import TopicPartition
 from spark_broker.protocol.schema import schema_to_bytes
+from spark_broker.spark.stream_session import StreamSession
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster, FakePartition
 from tests.datasource.conftest import MakeRead, MakeStream, Stream
 from tests.datasource.test_planning import SCHEMA, fill, numbers
@@ -313,6 +317,82 @@ def test_a_deleted_topic_is_data_loss_and_its_neighbours_are_read_on(cluster: Fa
     assert progress(lenient) == {"b": {"0": 6}}
 
 
+GONE = {"failOnDataLoss": "false", "default.api.timeout.ms": "5000"}
+
+
+@pytest.mark.usefixtures("short_grace")
+@pytest.mark.parametrize("anew", [None, SCHEMA, pa.schema([("other", pa.string())])])
+def test_a_topic_that_goes_before_the_tasks_of_a_batch_is_passed_over(
+    cluster: FakeCluster, stream: MakeStream, caplog: pytest.LogCaptureFixture, anew: pa.Schema | None
+) -> None:
+    """As in Spark's KafkaDontFailOnDataLossSuite. A restart of the query passes over it, too."""
+    fill(cluster, "a", 1, 20)
+    fill(cluster, "b", 1, 20)
+    strict, lenient = stream(subscribe="a,b", **EARLIEST), stream(subscribe="a,b", **EARLIEST, **GONE)
+    assert strict.plan()
+    assert lenient.plan()
+    replace_topic(cluster, anew)
+    with pytest.raises(UnknownTopicOrPartitionError if anew is None else InconsistentTopicIdError):
+        strict.run()
+    with caplog.at_level(logging.WARNING):
+        assert lenient.run()["n"].to_pylist() == list(range(20)), "those of b"
+    assert "passing over what was planned of a-0" in caplog.text
+    if anew is SCHEMA:
+        assert lenient.numbers() == [900], "the new topic, from its first record"
+
+
+@pytest.mark.usefixtures("short_grace")
+@pytest.mark.parametrize("anew", [None, SCHEMA, pa.schema([("other", pa.string())])])
+def test_a_topic_that_goes_between_offsets_and_ranges_is_passed_over(
+    cluster: FakeCluster, stream: MakeStream, anew: pa.Schema | None
+) -> None:
+    """The planner has newer metadata than the plan of the offsets."""
+    fill(cluster, "a", 1, 20)
+    fill(cluster, "b", 1, 20)
+    strict, lenient = stream(subscribe="a,b", **EARLIEST), stream(subscribe="a,b", **EARLIEST, **GONE)
+    assert strict.plan()
+    assert lenient.plan()
+    replace_topic(cluster, anew)
+    for query in (strict, lenient):
+        session = query.reader._connected()  # type: ignore[attr-defined]
+        session._metadata.refresh(Deadline.after_ms(5000))
+    with pytest.raises(UnknownTopicOrPartitionError if anew is None else InconsistentTopicIdError):
+        strict.run()
+    assert lenient.run()["n"].to_pylist() == list(range(20))
+
+
+def replace_topic(cluster: FakeCluster, anew: pa.Schema | None) -> None:
+    """Delete the topic `a`, and create another one of this schema (None: not)."""
+    del cluster.topics["a"]
+    if anew is not None:
+        cluster.create("a", 1, schema=anew)
+        values = pa.array([900], pa.int64()).cast(anew.field(0).type)
+        cluster.store("a", 0, pa.record_batch([values], schema=anew))
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_topic_that_goes_while_the_next_batch_is_planned_is_passed_over(
+    cluster: FakeCluster, stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cluster, "a", 1, 20)
+    fill(cluster, "b", 1, 20)
+    queries = [stream(subscribe="a,b", maxBytesPerTrigger="1", **EARLIEST, **options) for options in ({}, GONE)]
+    sizes = StreamSession.sizes
+
+    def deleting(session: StreamSession, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        cluster.topics.pop("a", None)
+        session._metadata.refresh(Deadline.after_ms(5000))
+        return sizes(session, begin)
+
+    for query in queries:
+        query.trigger()
+    monkeypatch.setattr(StreamSession, "sizes", deleting)
+    with pytest.raises(UnknownTopicOrPartitionError, match="a-0 does not exist"):
+        queries[0].trigger()
+    fill(cluster, "a", 1, 20)
+    assert queries[1].numbers() == list(range(10, 20))
+
+
 def test_a_log_that_was_cut_is_noticed_whether_it_has_grown_again_or_not(
     cluster: FakeCluster, stream: MakeStream
 ) -> None:
@@ -328,6 +408,46 @@ def test_a_log_that_was_cut_is_noticed_whether_it_has_grown_again_or_not(
     with pytest.raises(LogTruncationError, match="t-0: it was read up to 50"):
         queries[1].trigger()
     assert lenient.numbers() == list(range(920, 930)), "what took the offsets of what was read is not told apart"
+
+
+@pytest.mark.parametrize("limit", [{"maxOffsetsPerTrigger": "40"}, {"maxBytesPerTrigger": "FOUR"}])
+def test_a_cut_is_noticed_where_a_batch_was_limited(
+    cluster: FakeCluster, stream: MakeStream, limit: dict[str, str]
+) -> None:
+    fill(cluster, "t", 1, 50)
+    four_batches = 4 * cluster.topics["t"].partitions[0].log[0].header.length
+    limits = {name: value.replace("FOUR", str(four_batches)) for name, value in limit.items()}
+    queries = [stream(subscribe="t", **limits, **EARLIEST) for _ in range(2)]
+    for query in queries:
+        assert query.numbers() == list(range(40))
+    assert queries[1].plan(), "up to 50"
+    cluster.cut("t", 0, 3)
+    add(cluster, 0, *range(900, 940))
+    for query in queries:
+        with pytest.raises(LogTruncationError):
+            query.restart() if query is queries[1] else query.trigger()
+
+
+def test_a_cut_of_what_a_limited_batch_does_not_read_is_no_loss(cluster: FakeCluster, stream: MakeStream) -> None:
+    fill(cluster, "t", 1, 50)
+    query = stream(subscribe="t", maxOffsetsPerTrigger="20", **EARLIEST)
+    assert query.plan()
+    cluster.cut("t", 0, 3)
+    add(cluster, 0, 900)
+    repeated = query.restart()
+    assert repeated is not None
+    assert repeated["n"].to_pylist() == list(range(20))
+    assert query.numbers() == [*range(20, 30), 900]
+
+
+def test_a_group_has_the_epoch_of_a_limited_batch(cluster: FakeCluster, stream: MakeStream) -> None:
+    """A consumer that goes on from there compares it with the log."""
+    fill(cluster, "t", 1, 20)
+    query = stream(subscribe="t", group="reports", maxOffsetsPerTrigger="15", **EARLIEST)
+    query.trigger()
+    query.trigger()
+    (offset,) = cluster.committed.values()
+    assert (offset.offset, offset.leader_epoch) == (15, 0)
 
 
 def test_what_is_not_committed_yet_waits(cluster: FakeCluster, stream: MakeStream) -> None:

@@ -24,6 +24,7 @@ from spark_broker.errors import (
     BootstrapUnreachableError,
     InvalidConfigError,
     InvalidDataError,
+    InvalidSchemaError,
     InvalidTxnStateError,
     InvariantError,
     MessageTooLargeError,
@@ -411,6 +412,65 @@ def test_a_topic_is_created_with_the_dataframes_columns(cluster: FakeCluster, wr
     assert sorted(read(subscribe="f").table()["n"].to_pylist()) == list(range(20))
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_topic_is_copied_to_one_that_exists_or_is_created(
+    cluster: FakeCluster, write: MakeWrite, read: MakeRead, exists: bool
+) -> None:
+    """The read adds columns whose names no topic may have."""
+    save(write, flights(0, 10), topic="from", createTopic="true")
+    copied_rows = read(subscribe="from", includeLeaderEpoch="true").table().combine_chunks().to_batches()[0]
+    added = ["_topic", "_partition", "_offset", "_timestamp", "_leader_epoch"]
+    assert copied_rows.schema.names == [*FLIGHTS.names, *added]
+    if exists:
+        cluster.create("to", schema=FLIGHTS)
+    save(write, copied_rows, topic="to", createTopic="true")
+    assert cluster.topics["to"].parsed_schemas == [FLIGHTS]
+    assert read(subscribe="to", columns="n").table()["n"].to_pylist() == list(range(10))
+
+
+def test_a_topic_is_not_created_of_nothing_but_columns_of_a_read(write: MakeWrite) -> None:
+    with pytest.raises(InvalidSchemaError, match="at least one column"):
+        write(pa.schema([("_Offset", pa.int64())]), topic="t", createTopic="true")
+
+
+STRUCT = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
+VARIANT = pa.struct(
+    [("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})],
+)
+
+
+def test_a_variant_is_not_written_as_a_struct(cluster: FakeCluster, write: MakeWrite) -> None:
+    schema = pa.schema([("n", pa.int64()), ("v", VARIANT)])
+    with pytest.raises(InvalidSchemaError, match=r"column 'v' has the type variant.*to_json"):
+        write(schema, topic="new", createTopic="true")
+    assert "new" not in cluster.topics
+    cluster.create(
+        "t",
+        schema=pa.schema([("n", pa.int64()), ("v", STRUCT)]),
+    )
+    with pytest.raises(InvalidSchemaError, match="column 'v' has the type variant"):
+        write(schema, topic="t")
+
+
+def test_a_variant_beside_kafkas_columns_is_not_written_and_so_not_refused(
+    cluster: FakeCluster, write: MakeWrite, read: MakeRead
+) -> None:
+    cluster.create("t")
+    rows = pa.record_batch(
+        [pa.array(["a"]), pa.nulls(1, VARIANT)], schema=pa.schema([("value", pa.string()), ("v", VARIANT)])
+    )
+    save(write, rows, topic="t")
+    assert read(subscribe="t").table()["value"].to_pylist() == [b"a"]
+
+
+def test_a_variant_for_the_topic_that_a_row_names_fails_its_task(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t", schema=pa.schema([("v", STRUCT)]))
+    schema = pa.schema([("topic", pa.string()), ("v", VARIANT)])
+    planned = write(schema)
+    with pytest.raises(InvalidSchemaError, match="column 'v' has the type variant"):
+        planned.attempt(pa.record_batch([pa.array(["t"]), pa.nulls(1, VARIANT)], schema=schema))
+
+
 def stream(cluster: FakeCluster, **options: str) -> StreamWriter:
     """The planner's writer of a micro-batch."""
     source = DefaultSource(CaseInsensitiveDict(settings(cluster, topic="t", checkpointLocation="/c", **options)))
@@ -458,6 +518,42 @@ def test_a_micro_batch_whose_first_run_was_not_committed_is_stored_once(cluster:
         stream(cluster).commit([first], 0)
     stream(cluster).commit([second], 0)
     assert committed(cluster) == [["a"]]
+
+
+def run_batch(cluster: FakeCluster, number: int, execution: str, *values: str) -> None:
+    """Run a micro-batch of the query, with these rows."""
+    version = Version("query", number, execution)
+    rows = [strings(value=values)] if values else []
+    writer = stream(cluster)
+    assert writer.plan is not None
+    stream(cluster).commit([copied(write_attempt(writer.plan, version, iter(rows)))], number)
+
+
+@pytest.mark.parametrize("values", [(), ("c", "d", "e", "f")])
+def test_a_stream_whose_checkpoint_is_an_older_copy_fails_and_loses_no_rows(
+    cluster: FakeCluster, values: tuple[str, ...]
+) -> None:
+    """Its batch 2 has what came since, too. It was taken for the old batch 2, and passed over."""
+    cluster.create("t")
+    for number, value in enumerate("abcde"):
+        run_batch(cluster, number, f"first-{number}", value)
+    with pytest.raises(InvalidTxnStateError, match=r"micro-batch 2 .* older than micro-batch 4.* -> Put the newest"):
+        run_batch(cluster, 2, "restored", *values)
+    run_batch(cluster, 4, "again", "e")
+    run_batch(cluster, 5, "next", "f")
+    assert committed(cluster) == [list("abcdef")]
+
+
+def test_a_run_that_another_run_of_the_query_has_passed_is_told_so(cluster: FakeCluster) -> None:
+    """A driver that was taken for dead commits its batch when the new one has written it, and then the next."""
+    cluster.create("t")
+    old = stream_attempt(stream(cluster), Version("query", 0, "old"), "a")
+    run_batch(cluster, 0, "new", "a")
+    stream(cluster).commit([old], 0)
+    run_batch(cluster, 1, "newer", "b")
+    with pytest.raises(InvalidTxnStateError, match="another run of the query is ahead"):
+        stream(cluster).commit([old], 0)
+    assert committed(cluster) == [["a", "b"]]
 
 
 def test_an_abort_that_knows_nothing_does_nothing(cluster: FakeCluster) -> None:

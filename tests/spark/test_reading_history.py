@@ -163,6 +163,18 @@ def test_a_stream_of_a_history_has_delta_scan_the_table(
     assert {row[4] for row in later} == {False}
 
 
+def test_a_frame_keeps_its_records_when_they_are_deleted_from_the_table(
+    tierer: TiererProcess, brokers: ProcessCluster, tmp_path: Path
+) -> None:
+    """Delta would scan the newest version in each query, and rows would be missing without an error."""
+    servers, rows = brokers.bootstrap_servers, list[Row]()
+    create(brokers, tmp_path / "table", "deleted")
+    fill(brokers, "deleted", rows)
+    assert "error" not in tierer.tier(servers, "deleted")
+    assert tierer.read_after_deletion(servers, "deleted", before=ROWS) == rows
+    assert tierer.read(servers, "deleted") == [row for row in rows if row[0] or row[1] >= ROWS]
+
+
 def test_what_is_not_in_the_table_is_not_deleted(
     tierer: TiererProcess, brokers: ProcessCluster, tmp_path: Path
 ) -> None:

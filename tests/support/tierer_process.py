@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import psutil
 
+from spark_broker import Admin, TopicPartition
 from spark_broker.errors import SparkBrokerError
 from spark_broker.history.spark_steps import SparkSteps
 from spark_broker.history.table import HistoryTable
@@ -161,6 +162,14 @@ class TiererProcess:
         """These expressions for every row of `read_topic`. Raises RuntimeError."""
         return self._rows({"servers": servers, "topic": topic, "read": options, "columns": columns})
 
+    def read_after_deletion(self, servers: str, topic: str, before: int) -> list[tuple[int, int, int]]:
+        """What `read` returns of a DataFrame that was made before the records of partition 0 up to an offset
+        (exclusive) were deleted, from the table, too. Raises RuntimeError.
+        """
+        work = {"servers": servers, "topic": topic, "read": {}, "deleted_before": before}
+        rows = self._rows({**work, "columns": ["partition", "offset", "crc32(value) AS crc"]})
+        return sorted((partition, offset, crc) for partition, offset, crc in rows)
+
     def stream(
         self, servers: str, topic: str, checkpoint: Path, *, fails_at: int = -1, **options: str
     ) -> list[list[Any]]:
@@ -256,6 +265,13 @@ def _caught_up(spark: SparkSession, given: dict[str, Any]) -> list[list[Any]]:
     return rows
 
 
+def _delete(spark: SparkSession, given: dict[str, Any]) -> None:
+    """Delete records of partition 0, and have the tierer delete their rows."""
+    with Admin(given["servers"]) as admin:
+        admin.delete_records({TopicPartition(given["topic"], 0): given["deleted_before"]})
+    tier_topic(spark, given["topic"], given["servers"], include_active_segments=True)
+
+
 def _outcome(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
     """Carry out a command; returns the answer."""
     from py4j.protocol import Py4JJavaError
@@ -268,6 +284,9 @@ def _outcome(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
             return {"rows": [list(row) for row in spark.sql(given["sql"]).collect()]}
         if "read" in given:
             frame = read_topic(spark, given["topic"], bootstrap_servers=given["servers"], **given["read"])
+            if "deleted_before" in given:
+                frame.count()
+                _delete(spark, given)
             return {"rows": [list(row) for row in frame.selectExpr(*given["columns"]).collect()]}
         if "stream" in given:
             return {"rows": _caught_up(spark, given)}

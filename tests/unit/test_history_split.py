@@ -43,13 +43,30 @@ def test_a_partition_without_a_history_comes_from_the_log() -> None:
     assert (parts.table, parts.log) == ({0: HistoryRange(2, 7)}, {0: (7, LATEST), 3: (0, LATEST)})
 
 
-@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 20))
-def test_every_offset_comes_from_one_side(first: int, tiered: int, ahead: int, length: int, log_start: int) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "lost"),
+    [
+        (Wanted(0, LATEST, 0, False), HistoryRange(0, 2)),
+        (Wanted(0, 9, 0, False), HistoryRange(0, 2)),
+        (Wanted(0, 1, 0, False), HistoryRange(0, 1)),
+        (Wanted(2, 9, 0, False), None),
+        (Wanted(0, 9, 0, True), None),  # It asks for what there is.
+    ],
+)
+def test_what_was_deleted_from_the_table_is_lost_and_not_left_out(wanted: Wanted, lost: HistoryRange | None) -> None:
+    assert split({0: wanted}, HISTORY).lost.get(0) == lost
+    assert split({0: wanted}, {}).lost == {}, "what the log has, the source finds out"
+
+
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 20), st.integers(0, 9), st.integers(0, 20))
+def test_every_offset_comes_from_one_side(first: int, tiered: int, start: int, length: int, log_start: int) -> None:
     history = HistoryRange(first, first + tiered)
-    start = first + ahead
     wanted = Wanted(start, start + length, min(log_start, history.end), from_earliest=False)
     parts = split({0: wanted}, {0: history})
-    table, log = parts.table.get(0, HistoryRange(0, 0)), parts.log.get(0, (0, 0))
-    assert [*range(table.start, table.end), *range(*log)] == list(range(start, start + length))
+    nothing = HistoryRange(0, 0)
+    lost, table, log = parts.lost.get(0, nothing), parts.table.get(0, nothing), parts.log.get(0, (0, 0))
+    found = [*range(lost.start, lost.end), *range(table.start, table.end), *range(*log)]
+    assert found == list(range(start, start + length))
+    assert not set(range(lost.start, lost.end)) & set(range(history.start, history.end))
     assert set(range(table.start, table.end)) <= set(range(history.start, history.end))
     assert set(range(*log)) <= set(range(wanted.log_start, wanted.end))

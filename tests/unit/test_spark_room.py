@@ -6,18 +6,25 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
 
+from spark_broker.broker.spec import BrokerOutcome, BrokerSpec
 from spark_broker.config import ClusterConfig, load_cluster_settings
+from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.directories import choose_directories, cluster_ids_in
 from spark_broker.driver.executors import Executor
+from spark_broker.driver.hosts import HostListener
+from spark_broker.driver.launcher import BrokerLauncher, LaunchController, SpecMaker
 from spark_broker.driver.master import is_local, is_loopback
 from spark_broker.driver.replication import with_default_replication
 from spark_broker.driver.room import check_resource, check_settings_for_room, wait_for_executors
 from spark_broker.errors import ClusterStartError, InvalidConfigError, UnsupportedSparkError
 from spark_broker.storage.checkpoints import write_checkpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FAR_AWAY = math.inf
 
@@ -117,6 +124,73 @@ def test_executors_that_turn_out_to_have_no_free_slot_are_refused() -> None:
     """A standalone master does not say beforehand how many cores an executor will have."""
     with pytest.raises(UnsupportedSparkError, match="3 executors with 3 cores in all have no task slot left"):
         wait_for_executors(Executors(3, cores=1), HEAD, 3, FAR_AWAY, lambda *_: None, settle_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("master", "brokers", "taken", "hint"),
+    [
+        ("local[2]", 1, 1, r"2 task slots, of which other clusters .* take 1: .* -> Use local\[3\], or more\. Or stop"),
+        ("local[3]", 3, 2, r"-> Use local\[4\]"),
+        ("local-cluster[3,2,1024]", 3, 3, "beside 3 brokers and 3 of other clusters in this session: .* Or stop"),
+        ("local-cluster[2,2,1024]", 1, 3, "beside 1 brokers and 3 of other"),
+    ],
+)
+def test_the_slots_of_other_clusters_are_not_free(master: str, brokers: int, taken: int, hint: str) -> None:
+    """A notebook's first cell that is run twice: both clusters started, and the next query waited for ever."""
+    check_settings_for_room(context(master), brokers, taken - 1)
+    with pytest.raises(UnsupportedSparkError, match=hint):
+        check_settings_for_room(context(master), brokers, taken)
+
+
+def test_executors_of_which_other_clusters_take_the_slots_are_refused() -> None:
+    wait_for_executors(Executors(3), HEAD, 3, FAR_AWAY, lambda *_: None, settle_s=0.05, taken=2)
+    with pytest.raises(UnsupportedSparkError, match="beside 3 brokers and 3 of other clusters"):
+        wait_for_executors(Executors(3), HEAD, 3, FAR_AWAY, lambda *_: None, settle_s=0.05, taken=3)
+
+
+def test_a_second_cluster_in_a_session_is_refused_where_it_takes_the_last_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    sc, other_sc = context("local[2]"), context("local[2]")
+    launcher = BrokerLauncher(SharedExecutor(), cast("LaunchController", None), cast("SpecMaker", None))
+    first = SimpleNamespace(_spark=SimpleNamespace(sparkContext=sc), _launcher=launcher, metadata_dir="/data/metadata")
+    monkeypatch.setattr("spark_broker.driver.cluster.check_session", lambda spark: None)
+    monkeypatch.setattr(BrokerCluster, "running", lambda: [first])
+    opened: list[Any] = []
+
+    def open_cluster(spark: Any, settings: object, **_: object) -> NoReturn:
+        opened.append(spark.sparkContext)
+        raise InvalidConfigError("far enough")
+
+    monkeypatch.setattr(BrokerCluster, "_open", open_cluster)
+    launcher.add_slot()
+    launcher.add_slot()
+    assert launcher.task_slots == 1, "all brokers share the executor, and its keeper"
+    with pytest.raises(UnsupportedSparkError, match="other clusters of this session take 1"):
+        BrokerCluster.start(cast("SparkSession", SimpleNamespace(sparkContext=sc)), 1)
+    with pytest.raises(InvalidConfigError, match="far enough"):
+        BrokerCluster.start(cast("SparkSession", SimpleNamespace(sparkContext=other_sc)), 1)
+    with pytest.raises(InvalidConfigError, match="far enough"):  # It is refused, or takes over the first one's slot.
+        BrokerCluster.start(cast("SparkSession", SimpleNamespace(sparkContext=sc)), 1, {"log.dirs": "/data"})
+    launcher.stop(0.0)
+    assert launcher.task_slots == 0
+    with pytest.raises(InvalidConfigError, match="far enough"):
+        BrokerCluster.start(cast("SparkSession", SimpleNamespace(sparkContext=sc)), 1)
+    assert opened == [other_sc, sc, sc]
+
+
+class SharedExecutor:
+    """A host without an executor as yet: brokers wait for it."""
+
+    shared_executor = True
+    trouble = ""
+
+    def open(self, listener: HostListener) -> None: ...
+    def executors(self) -> list[Executor]:
+        return []
+
+    def run(self, executor: Executor, spec: BrokerSpec) -> BrokerOutcome:
+        raise AssertionError("there is no executor")
+
+    def close(self) -> None: ...
 
 
 def test_the_broker_resource_is_refused_where_executors_do_not_have_it() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_type
 
 from spark_broker.client.topic_schema import arrow_schema
 from spark_broker.errors import InvalidSchemaError
@@ -130,3 +132,52 @@ def test_ddl_needs_no_spark() -> None:
     code += "print([name for name in ('pyspark', 'py4j') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class OfAUser(spark.UserDefinedType):
+    """As the vectors of Spark's ML are."""
+
+    @classmethod
+    def sqlType(cls) -> spark.DataType:
+        return spark.ArrayType(spark.DoubleType())
+
+
+UNKEPT = [
+    (spark.VariantType(), "variant", "to_json"),
+    (spark.GeometryType(4326), "geometry", "st_asbinary"),
+    (spark.GeographyType(4326), "geography", "st_asbinary"),
+    (OfAUser(), "OfAUser", "columns of their own"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "hint"), UNKEPT, ids=[name for _, name, _ in UNKEPT])
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda kind: kind,
+        spark.ArrayType,
+        lambda kind: spark.MapType(spark.StringType(), kind),
+        lambda kind: spark.StructType([spark.StructField("x", spark.ArrayType(kind))]),
+    ],
+    ids=["column", "list", "map", "struct"],
+)
+def test_a_type_of_spark_that_would_come_back_as_another_is_refused(
+    kind: spark.DataType, name: str, hint: str, nested: Callable[[spark.DataType], spark.DataType]
+) -> None:
+    """Arrow has them as structs of bytes. A topic keeps no mark of what a struct was."""
+    schema = spark.StructType([spark.StructField("v", nested(kind))])
+    with pytest.raises(InvalidSchemaError, match=f"column 'v' has the type {name}, .*{hint}"):
+        arrow_schema(schema)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, name, _ in UNKEPT if name != "OfAUser"])
+def test_the_same_types_are_refused_in_arrows_schemas(kind: spark.DataType) -> None:
+    """`DataFrame.toArrow().schema` has them."""
+    schema = pa.schema([("v", pa.list_(to_arrow_type(kind)))])
+    with pytest.raises(InvalidSchemaError, match=f"'v.element' is Spark's {kind.typeName()}"):
+        normalize_schema(schema)
+
+
+def test_a_struct_with_the_fields_of_a_variant_is_a_struct() -> None:
+    plain = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
+    assert normalize_schema(pa.schema([("v", plain)])).field("v").type == plain

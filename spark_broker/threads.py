@@ -90,8 +90,13 @@ def begin(name: str, fate: Fate, work: Callable[[], object]) -> Worker:
     may take it for a passing failure.
     """
     worker = Worker(name, fate, work)
+    start(worker)
+    return worker
+
+
+def start(worker: Worker) -> None:
+    """As `begin`, for a subclass. Whoever keeps the worker keeps it afterwards: a dead one does nothing, for ever."""
     try:
         worker.start()
     except RuntimeError as error:
         raise limit_reached(error) or error from None
-    return worker

@@ -10,9 +10,9 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Reply
 from spark_broker.broker.slow import SLOW
 from spark_broker.controller.image import BrokerState
-from spark_broker.errors import NetworkError, SparkBrokerError
+from spark_broker.errors import NetworkError, NoThreadError, SparkBrokerError
 from spark_broker.protocol.messages import AllocateProducerIdsRequest, Message
-from spark_broker.threads import Worker
+from spark_broker.threads import Worker, start
 from spark_broker.transport.client import Connection
 
 QUEUED_CALLS_MAX = 100
@@ -59,17 +59,28 @@ class BrokerCalls:
         return answer
 
     def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
-        """Like `call`, without waiting: `answered` is called from another thread."""
+        """Like `call`, without waiting: `answered` is called from another thread, or now where the call is refused."""
         connection = self._connection(broker)
+        try:
+            caller = self._caller(broker.id, connection)
+        except NoThreadError as error:
+            answered(error)
+        else:
+            caller.put(request, timeout_ms, answered)
+
+    def _caller(self, broker_id: int, connection: Connection) -> _Caller:
+        """The thread for a destination. Raises NoThreadError: the next call tries again."""
         with self._lock:
-            caller = self._callers.get(broker.id)
-            if caller is None or caller.connection is not connection:
-                if caller is not None:
-                    caller.stop()
-                caller = self._callers[broker.id] = _Caller(f"calls-{broker.id}", connection, self._on_bug)
-                if not self._stopped:
-                    caller.start()
-        caller.put(request, timeout_ms, answered)
+            caller = self._callers.get(broker_id)
+            if caller is not None and caller.connection is connection:
+                return caller
+            successor = _Caller(f"calls-{broker_id}", connection, self._on_bug)
+            if not self._stopped:
+                start(successor)
+            if caller is not None:
+                caller.stop()
+            self._callers[broker_id] = successor
+            return successor
 
     def allocate_producer_ids(self, answered: Reply) -> None:
         """Ask the controller for a block of producer ids; `answered` is called from another thread."""

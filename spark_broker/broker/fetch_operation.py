@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from spark_broker.broker.notifier import Notifier
+from spark_broker.broker.notifier import WAIT_MAX_MS, Notifier
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_reader import PartitionRead
 from spark_broker.broker.projection import check_columns, project_frames
@@ -49,7 +49,7 @@ class FetchOperation:
         """The client waits for an answer to this from now on."""
         self._end()
         self._request = request
-        self.deadline_ms = now_ms + request.max_wait_ms
+        self.deadline_ms = now_ms + min(request.max_wait_ms, WAIT_MAX_MS)
         for wanted in request.partitions:
             partition = self._manager.find(wanted.topic_id, wanted.partition)
             if partition is not None:

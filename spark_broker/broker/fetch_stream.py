@@ -55,7 +55,8 @@ class FetchStream:
         operation.received(request, began_ms)
         try:
             while not self._answered(request) and not self._stream.cancelled:
-                operation.notifier.wait((operation.deadline_ms - self._clock.boottime_ms()) / 1000)
+                with self._stream.waiting_for_client():
+                    operation.notifier.wait((operation.deadline_ms - self._clock.boottime_ms()) / 1000)
         except ThrottlingQuotaExceededError as error:
             refusal = operation.refuse(error)
             if refusal is not None:

@@ -96,7 +96,7 @@ class LogOpener:
 
     def _has_syncs(self, wanted: WantedLog) -> bool:
         crashed = self._directory.start_kind is not StartKind.CLEAN
-        return crashed or not self._directory.has_partition(wanted.topic.name, wanted.number)
+        return crashed or not self._directory.may_have_partition(wanted.topic.name, wanted.number)
 
     def _try_open(self, wanted: WantedLog) -> OpenedLog | SparkBrokerError:
         try:

@@ -28,6 +28,7 @@ from spark_broker.controller.snapshot import image_from_snapshot
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
     NetworkError,
+    ProcessLimitError,
     RequestTimedOutError,
     SparkBrokerError,
     StaleControllerEpochError,
@@ -45,8 +46,15 @@ from spark_broker.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-ENDS_ONE_SESSION = (NetworkError, RequestTimedOutError, StaleControllerEpochError, BrokerIdNotRegisteredError)
-"""Errors after which the broker opens its next session."""
+ENDS_ONE_SESSION = (
+    NetworkError,
+    RequestTimedOutError,
+    StaleControllerEpochError,
+    BrokerIdNotRegisteredError,
+    ProcessLimitError,
+)
+"""Errors after which the broker opens its next session. The last one is of the controller's process, or of what a
+session needs here; not of what a message does here, which may be half done."""
 
 RECONNECT_MS = 50
 """Wait between two sessions."""
@@ -129,6 +137,7 @@ class Membership:
         self._ahead_max_ms: int | None = None  # see `HeartbeatRequest`
         self._reason = ""
         self._live = False  # as the controller's last answer says
+        self._half_done: ProcessLimitError | None = None  # what kept this process from handling a message
 
     @property
     def over(self) -> bool:
@@ -153,6 +162,13 @@ class Membership:
 
     def received(self, message: StreamMessage) -> bool:
         """Handle a message; returns whether a heartbeat is due at once. Raises the error that ends the session."""
+        try:
+            return self._received(message)
+        except ProcessLimitError as error:
+            self._half_done = error
+            raise
+
+    def _received(self, message: StreamMessage) -> bool:
         match self.state:
             case MembershipState.REGISTERING:
                 self._accept(message)
@@ -199,7 +215,7 @@ class Membership:
 
     def session_ended(self, error: SparkBrokerError) -> None:
         """The session ended with this error: another follows after RECONNECT_MS, unless the broker is `over` now."""
-        if isinstance(error, ENDS_ONE_SESSION):
+        if isinstance(error, ENDS_ONE_SESSION) and error is not self._half_done:
             self._move(MembershipEvent.SESSION_ENDS)
             self._lease.session_lost()
             logger.info("the session with the controller ended: %s", error)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 
+WAIT_MAX_MS = 60_000
+"""The longest that a client may want to wait for news: as long as fetch.max.wait.ms may be. A request that waits takes
+room, and a thread."""
+
 
 class Notifier:
     """Which partitions have news since the last `take`; bounded by the number of partitions that a stream names."""

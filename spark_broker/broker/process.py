@@ -35,7 +35,7 @@ from spark_broker.broker.spec import STOPPED, BrokerSpec
 from spark_broker.broker.target_thread import TargetThread
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
-from spark_broker.errors import InvalidConfigError, SparkBrokerError
+from spark_broker.errors import InvalidConfigError, SparkBrokerError, StorageRefusedError
 from spark_broker.ports import ports_to_try
 from spark_broker.process_limits import limit_reached
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest, RegisterBrokerResponse
@@ -190,15 +190,23 @@ class Broker:
         for part in (self._session, *threads):
             part.stop()
         if end == STOPPED:
-            self._manager.stop(clean=True)
-            self._directory.mark_clean()
-            logger.info("broker %s has stopped", self._manager.broker_id)
+            self._stop_in_order()
         else:
             self._manager.stop(clean=False)
         self._directory.release()
         if isinstance(end, BaseException):
             raise end
         return end
+
+    def _stop_in_order(self) -> None:
+        """Where a log was refused something, the stop is still one, but the next start counts as one after a crash."""
+        try:
+            self._manager.stop(clean=True)
+        except StorageRefusedError as error:
+            logger.warning("this end in order leaves no marker: %s", error)
+        else:
+            self._directory.mark_clean()
+        logger.info("broker %s has stopped", self._manager.broker_id)
 
     def _registration(self) -> RegisterBrokerRequest:
         spec, meta = self._spec, self._directory.meta

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 
 from spark_broker.broker.clock import Clock
-from spark_broker.broker.damaged import DamagedReplicas
+from spark_broker.broker.damaged import DamagedReplicas, Find
 from spark_broker.broker.file_jobs import FileJobs, Opening, Removal
 from spark_broker.broker.high_watermarks import SavedHighWatermarks
 from spark_broker.broker.hosted_replicas import HostedReplicas, Outward
@@ -124,6 +124,8 @@ class ReplicaFiles(HostedReplicas):
         with self._work_lock:
             if self._closed:
                 return False  # Another broker may have the directory.
+            self._quarantine_found()
+            self._settle_damaged()
             jobs = self._jobs.take(limit)
             if not jobs:
                 self._remove_doomed(limit)
@@ -216,10 +218,11 @@ class ReplicaFiles(HostedReplicas):
         name = f"{self._topics[key[0]].name}-{key[1]}"
         if isinstance(error, DamagedLogError):
             try:
-                self._quarantine(key, self._topics[key[0]].name)
+                self._damaged.quarantine(key, self._topics[key[0]].name)
             except SparkBrokerError as unquarantined:
                 error = unquarantined
             else:
+                self.high_watermarks.forget(key)  # The next log begins empty.
                 fields = {"topic_partition": name, "why": str(error)}
                 logger.error("%(topic_partition)s: is damaged and quarantined: %(why)s", fields)
                 offline.pop(key, None)
@@ -307,25 +310,6 @@ class ReplicaFiles(HostedReplicas):
     def directory(self) -> LogDirectory:
         return self._directory
 
-    def delete_old_strays(self, retention_ms: int) -> None:
-        """Delete the replicas that were set aside this long ago, by the clock of a broker that counts as live."""
-        if retention_ms < 0 or self.broker_id not in self._live:
-            return
-        with self._work_lock:
-            if self._closed:
-                return
-            try:
-                for stray in self._directory.strays():
-                    if self._clock.wall_ms() - stray.since_ms >= retention_ms:
-                        path = self._directory.unname_stray(stray)
-                        logger.warning("%s was set aside log.stray.retention.ms ago and is deleted", stray.replica.path)
-                        self._jobs.add_doomed(path)
-            except SyncFailedError as error:
-                self.storage_failed(error)
-            except SparkBrokerError as error:
-                logger.warning("replicas that were set aside stay: %s", error)
-        self._have_worked()
-
     def _remove_doomed(self, limit: int) -> None:
         for path in self._jobs.take_doomed(limit):
             try:
@@ -353,7 +337,9 @@ class ReplicaFiles(HostedReplicas):
 
     def _has_unrecovered(self) -> bool:
         topics = self.image.topics
-        return any(id_ in topics and self._directory.has_partition(topics[id_].name, n) for id_, n in self._offline)
+        return any(
+            id_ in topics and self._directory.may_have_partition(topics[id_].name, n) for id_, n in self._offline
+        )
 
     def retry(self) -> None:
         """Try again what was refused. Call this from time to time.
@@ -410,43 +396,51 @@ class ReplicaFiles(HostedReplicas):
             self.limits.refused(error)
 
     def quarantine_damaged(self) -> None:
-        """Quarantine what was found damaged since the last call. What cannot be moved now waits for the next call."""
-        while self._found_damaged:
-            partition, error = self._found_damaged[0]
+        """Quarantine what was found damaged since the last call. What cannot be moved now waits for the next call.
+
+        While files are worked on, `work` does this.
+        """
+        if self._found_damaged and self._work_lock.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self._quarantine_found()
+            finally:
+                self._work_lock.release()
+
+    def _quarantine_found(self) -> None:
+        """Under `_work_lock`. Metadata is applied under `_lock`, so that one is not held while the disk works."""
+        found = list(self._found_damaged)
+        with self._lock:  # The others were dropped meanwhile.
+            present = {p: error for p, error in found if self._partitions.get(p.key) is p}
+        if present:
+            finds = [Find(p.key, p.topic.name, isinstance(error, DivergedLogError)) for p, error in present.items()]
+            try:
+                self.check_directory()
+                self._damaged.quarantine_all(finds)
+            except StorageRefusedError as refused:
+                self.refused(refused)
+                return
+            except KafkaStorageError as failed:
+                self.storage_failed(failed)
+                return
             with self._lock:
-                if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
-                    try:
-                        self.check_directory()
-                        diverged = isinstance(error, DivergedLogError)
-                        self._quarantine(partition.key, partition.topic.name, diverged=diverged)
-                    except StorageRefusedError as refused:
-                        self.refused(refused)
-                        return
-                    except KafkaStorageError as failed:
-                        self.storage_failed(failed)
-                        return
-                    self._partitions = {k: p for k, p in self._partitions.items() if p is not partition}
-                    self._follow_leaders()
+                self._partitions = {key: p for key, p in self._partitions.items() if p not in present}
+                self._follow_leaders()
+                for partition in present:
+                    self._damaged.follow(partition.key, self.image.partition(*partition.key), self.broker_id)
                     partition.close(clean=False)
+                    self.high_watermarks.forget(partition.key)
+        for _ in found:
             self._found_damaged.popleft()
+        if found:
             self._outward.on_quarantine()
 
-    def _quarantine(self, key: PartitionKey, topic: str, *, diverged: bool = False) -> None:
-        """Set the replica's log aside. The next one begins empty, and the mark of this one says nothing of it."""
-        self._damaged.quarantine(key, topic, diverged=diverged)
-        self.high_watermarks.forget(key)
-
-    def damage_heard(self, newest: int) -> None:
-        """The controller has decided on all damage up to this number: its replicas may begin with an empty log."""
-        with self._lock:
-            try:
-                heard = self._damaged.heard(newest)
-            except KafkaStorageError as error:
-                self.storage_failed(error)
-                return
-            self._jobs.add([Opening(key) for key in heard])
-        if heard:
-            self._have_worked()
+    def _settle_damaged(self) -> None:
+        """What is in sync again leaves the list, and what the controller has heard of begins with an empty log."""
+        try:
+            self._jobs.add([Opening(key) for key in self._damaged.settle()])
+        except KafkaStorageError as error:
+            self.storage_failed(error)
 
     def _follow_opened(self) -> None:
         """Follow the leaders of what was opened.

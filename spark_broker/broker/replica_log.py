@@ -34,6 +34,15 @@ from spark_broker.storage.stored_run import StoredRun
 logger = logging.getLogger(__name__)
 
 
+def to_append(frames: list[Frame], offset: int, leader_epoch: int) -> list[Frame]:
+    """Of what a leader sent as of this epoch, the batches for a log that ends at `offset`.
+
+    A leader that was deposed while it read may send what it has copied from the next one. In an answer of the older
+    epoch, that would get a place that no comparison of epochs checks.
+    """
+    return [f for f in frames if f.header.base_offset >= offset and f.header.leader_epoch <= leader_epoch]
+
+
 def from_offset(frames: list[Frame], offset: int) -> list[Frame]:
     """The batches, for a log that ends at `offset`: a gap that reaches below it is cut to begin there.
 
@@ -163,8 +172,12 @@ class ReplicaLog:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the directory was removed: open files would go on taking writes for ever."""
-        return not self.fs.is_directory(self.directory)
+        """Whether the directory was removed: open files would go on taking writes for ever. A disk that fails does not
+        say so: what is read or written next has the error."""
+        try:
+            return not self.fs.is_directory(self.directory)
+        except OSError:
+            return False
 
     def check(self) -> None:
         """Raises DamagedLogError where the directory was removed."""

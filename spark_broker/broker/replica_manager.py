@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
@@ -29,12 +30,14 @@ from spark_broker.errors import (
     OlderMetadataError,
     SparkBrokerError,
     StorageRefusedError,
+    SyncFailedError,
     UnknownTopicOrPartitionError,
     invariant,
 )
 from spark_broker.protocol.messages import LogEnd, MetadataSeen
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.directory_names import PartitionDirectory
+from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.strays import newest_batch
 
 __all__ = ["Outward", "ReplicaManager"]
@@ -156,6 +159,25 @@ class ReplicaManager(ReplicaFiles):
             logger.warning("%s: %s", path, error)
             return None
 
+    def delete_old_strays(self, retention_ms: int) -> None:
+        """Delete the replicas that were set aside this long ago, by the clock of a broker that counts as live."""
+        if retention_ms < 0 or self.broker_id not in self._live:
+            return
+        with self._work_lock:
+            if self._closed:
+                return
+            try:
+                for stray in self._directory.strays():
+                    if self._clock.wall_ms() - stray.since_ms >= retention_ms:
+                        path = self._directory.unname_stray(stray)
+                        logger.warning("%s was set aside log.stray.retention.ms ago and is deleted", stray.replica.path)
+                        self._jobs.add_doomed(path)
+            except SyncFailedError as error:
+                self.storage_failed(error)
+            except SparkBrokerError as error:
+                logger.warning("replicas that were set aside stay: %s", error)
+        self._have_worked()
+
     def _drop_lost(self, before: MetadataImage, removed: Iterable[TopicState], changed: Iterable[PartitionKey]) -> None:
         """Drop the replicas that this broker had before, and has no more.
 
@@ -186,6 +208,14 @@ class ReplicaManager(ReplicaFiles):
             for key in lost:
                 self._damaged.follow(key, None, self.broker_id)
 
+    def damage_heard(self, newest: int) -> None:
+        """The controller has decided on all damage up to this number: its replicas may begin with an empty log.
+
+        In the session's thread, which must not wait for the disk.
+        """
+        if self._damaged.heard(newest):
+            self._have_worked()
+
     def retry(self) -> None:
         """Try again what was refused, and what a start could not do."""
         with self._lock:
@@ -200,7 +230,10 @@ class ReplicaManager(ReplicaFiles):
         self._topics = topics
 
     def stop(self, *, clean: bool) -> None:
-        """Stop replication, refuse appends that wait, and close every log. `clean`: sync the logs first."""
+        """Stop replication, refuse appends that wait, and close every log. `clean`: sync the logs first.
+
+        Raises StorageRefusedError or KafkaStorageError, once every log is closed: the end is not a clean one then.
+        """
         with self._work_lock, self._lock:
             self._closed = True
             self._stop(clean=clean)
@@ -209,7 +242,25 @@ class ReplicaManager(ReplicaFiles):
         self._fetchers.stop()
         for partition in self.partitions():
             partition.stop(NotLeaderOrFollowerError("the broker is shutting down"))
-        if clean:
+        steps = [self._damaged.write_down, self._save_last_high_watermarks] if clean else []
+        steps += [partial(partition.close, clean=clean) for partition in self.partitions()]
+        failures = [failure for step in steps if (failure := _failure_of(step)) is not None]
+        if failures:
+            raise min(failures, key=lambda failure: isinstance(failure, StorageRefusedError))  # the worst
+
+    def _save_last_high_watermarks(self) -> None:
+        """On a full disk the older ones stay. They are lower, but not what a crash of the machine has left behind."""
+        try:
             self.save_high_watermarks()
-        for partition in self.partitions():
-            partition.close(clean=clean)
+        except StorageRefusedError as error:
+            if self._directory.start_kind is StartKind.MACHINE_CRASH and not self._recovered:
+                raise
+            logger.warning("the newest high watermarks are not saved: %s", error)
+
+
+def _failure_of(step: Callable[[], None]) -> SparkBrokerError | None:
+    try:
+        step()
+    except SparkBrokerError as error:
+        return error
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_broker.broker.notifier import Notifier
+from spark_broker.broker.notifier import WAIT_MAX_MS, Notifier
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
@@ -90,7 +90,7 @@ class ReplicaSession:
             self._begin(request, now_ms)
 
     def _begin(self, request: ReplicaFetchRequest, now_ms: int) -> None:
-        self.deadline_ms = now_ms + request.max_wait_ms
+        self.deadline_ms = now_ms + min(request.max_wait_ms, WAIT_MAX_MS)
         self._correlation_id = request.correlation_id
         # Bounded by our own setting as well: a request must not make the broker use more memory.
         self._max_bytes = min(request.max_bytes, self._max_response_bytes)

@@ -47,7 +47,8 @@ class ReplicaStream:
         session, now_ms = self._session, self._clock.boottime_ms()
         session.received(request, now_ms)
         while (answer := session.try_answer(now_ms)) is None:
-            session.notifier.wait((session.deadline_ms - now_ms) / 1000)
+            with self._stream.waiting_for_client():
+                session.notifier.wait((session.deadline_ms - now_ms) / 1000)
             if self._stream.cancelled:
                 return
             now_ms = self._clock.boottime_ms()

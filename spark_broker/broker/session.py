@@ -9,9 +9,9 @@ from collections.abc import Callable
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.membership import RECONNECT_MS, Membership, SessionEvents
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import RegisterBrokerRequest
-from spark_broker.threads import Fate, Worker
+from spark_broker.threads import Fate, Worker, start
 from spark_broker.transport.client import Connection
 from spark_broker.transport.client_stream import ClientStream
 
@@ -72,7 +72,7 @@ class ControllerSession(Worker):
             stream.send(self._registration())
             self._receive(stream)
             heartbeats = self._heartbeats = _Heartbeats(stream, self._membership, self._on_bug)
-            heartbeats.start()
+            start(heartbeats)
             try:
                 while not (self._stopped.is_set() or self._membership.over):
                     if self._receive(stream):
@@ -111,9 +111,10 @@ class _Heartbeats(Worker):
             self._due.clear()
             if self._stopped:
                 return
+            heartbeat = self._membership.heartbeat()
             try:
-                self._stream.send(self._membership.heartbeat())
-            except (NetworkError, RequestTimedOutError) as error:
+                self._stream.send(heartbeat)
+            except SparkBrokerError as error:
                 # The session's own thread sees the same end, and opens the next session.
                 logger.info("no heartbeat could be sent: %s", error)
                 return

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.errors import StaleMetadataError
 from spark_broker.history.attempt import confirmation
 from spark_broker.history.plan import TableCommit, TieringRange
 from spark_broker.history.steps import (
@@ -153,9 +154,16 @@ def file_count(size_bytes: int, cores: int) -> int:
 
 
 def with_table_columns(frame: DataFrame, topic: TopicView) -> DataFrame:
-    """The topic's own columns, then `_partition`, `_offset`, `_timestamp` and `_leader_epoch`."""
+    """The topic's own columns, then `_partition`, `_offset`, `_timestamp` and `_leader_epoch`.
+
+    Raises StaleMetadataError where the frame lacks columns: a broker that lags behind has described the topic to Spark.
+    Without that, they would be null in the table for good.
+    """
     from pyspark.sql.functions import col
 
+    missing = [] if topic.has_default_schema else [name for name in topic.schema.names if name not in frame.columns]
+    if missing:
+        raise StaleMetadataError(f"a broker does not know yet that {topic.name} has {', '.join(missing)}")
     if not topic.has_default_schema:
         return frame.drop("_topic")
     log = {"partition": "_partition", "offset": "_offset", "timestamp": "_timestamp", "leaderEpoch": "_leader_epoch"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -21,6 +22,7 @@ from spark_broker.errors import (
     InvalidConfigError,
     MissingDependencyError,
     SparkBrokerError,
+    StaleMetadataError,
     TieringStoppedError,
     UnknownTopicOrPartitionError,
     UnsupportedSparkError,
@@ -122,7 +124,8 @@ class Tierer:
         attempt = Attempt(
             target.topic, include_active_segments=self._include_active_segments, new_id=lambda: uuid.uuid4().hex
         )
-        shell = SparkSteps(self._spark, target, self._config.bootstrap_servers, self._list_logs, self._tell)
+        logs = partial(list_logs, self._metadata, self._config)
+        shell = SparkSteps(self._spark, target, self._config.bootstrap_servers, logs, self._tell)
         steps = attempt.steps()
         while True:
             try:
@@ -132,23 +135,33 @@ class Tierer:
                 return tiered
             shell.carry_out(step)
 
-    def _list_logs(self, topic: TopicView, ends: Sequence[int]) -> list[ListedOffset]:
-        """The log of every partition: start, sealed end, last stable offset, and its size from the history's end on."""
-        partitions = [TopicPartition(topic.name, state.partition) for state in topic.partitions]
-        starts = [*ends, *[0] * (len(partitions) - len(ends))]
-        reaches = {tp: Reach(start, max_bytes=1) for tp, start in zip(partitions, starts, strict=False)}
-        wanted = all_at(partitions, LATEST)
-        listed = lookup_offsets(self._metadata, wanted, self._deadline(), read_committed=True, reaches=reaches)
-        for tp, info in listed.items():
-            if info.topic_id != topic.topic_id:
-                raise UnknownTopicOrPartitionError(f"{tp} was deleted and created again meanwhile")
-        return [listed[tp] for tp in partitions]
-
     def _tell(self, request: Message) -> None:
         _tell(self._metadata, self._config, request)
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._config.default_api_timeout_ms)
+
+
+def list_logs(
+    metadata: ClusterMetadata, config: AdminConfig, topic: TopicView, ends: Sequence[int]
+) -> list[ListedOffset]:
+    """The log of every partition: start, sealed end, last stable offset, and its size from the history's end on.
+
+    Raises UnknownTopicOrPartitionError where the topic was created again. Raises StaleMetadataError where it has got
+    columns that this view of it lacks: leaders may have records with them already.
+    """
+    deadline = Deadline.after_ms(config.default_api_timeout_ms)
+    partitions = [TopicPartition(topic.name, state.partition) for state in topic.partitions]
+    starts = [*ends, *[0] * (len(partitions) - len(ends))]
+    reaches = {tp: Reach(start, max_bytes=1) for tp, start in zip(partitions, starts, strict=False)}
+    listed = lookup_offsets(metadata, all_at(partitions, LATEST), deadline, read_committed=True, reaches=reaches)
+    for tp, info in listed.items():
+        if info.topic_id != topic.topic_id:
+            raise UnknownTopicOrPartitionError(f"{tp} was deleted and created again meanwhile")
+    recorded = metadata.recorded(topic.name, deadline)
+    if recorded is not None and recorded.topic_id == topic.topic_id and len(recorded.schemas) > len(topic.schemas):
+        raise StaleMetadataError(f"the columns of {topic.name} have changed, and a broker does not know it yet")
+    return [listed[tp] for tp in partitions]
 
 
 def report_tiering(metadata: ClusterMetadata, config: AdminConfig, topic: str, topic_id: str, stopped: str) -> None:

@@ -8,7 +8,6 @@ last start that finished recovery, and the port to use again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from spark_broker.storage.checkpoints import (
     write_checkpoint,
     write_high_watermarks,
 )
+from spark_broker.storage.clean_marker import take_clean_marker, write_clean_marker
 from spark_broker.storage.directory_meta import META_FILE, DirectoryMeta, check_cluster
 from spark_broker.storage.directory_names import (
     PARTITION_FILE,
@@ -46,19 +46,17 @@ from spark_broker.storage.directory_names import (
 from spark_broker.storage.files import TEMPORARY_SUFFIX, make_directories, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
-from spark_broker.storage.slots import SLOT_PREFIX, check_new, usable_slots
+from spark_broker.storage.slots import NOT_USABLE, SLOT_PREFIX, FailedSlots, check_new, usable_slots
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.strays import DAMAGED, DIVERGED, Stray, set_aside_in, stray_suffix, strays_in
 
 SEEN_FILE = "metadata-seen.json"
-CLEAN_FILE = ".clean"
 DELETED_SUFFIX = ".deleted"
 DAMAGED_SUFFIX = f".{DAMAGED}"
 DIVERGED_SUFFIX = f".{DIVERGED}"
 MAX_SLOTS = 1000
 INCARNATIONS_MAX = 1000
 """Processes that ended before they heard of their registration. Beyond, the directory knows nothing of its past."""
-_NOT_USABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
 logger = logging.getLogger(__name__)
 
@@ -109,19 +107,24 @@ class LogDirectory:
         A superseded holder is killed first. If its pid is not visible, this waits up to `wait_ms` for its end. Raises
         InconsistentClusterIdError when any of the directories belongs to another cluster (nothing is changed then),
         LogDirectoryNotUsableError, LogDirectoryLockedError and KafkaStorageError. A directory that does not say whose
-        it is, or that is a copy of another one, is passed over and stays as it is: it concerns no other broker.
+        it is, or that is a copy of another one, is passed over and stays as it is: it concerns no other broker. So is
+        one whose disk fails, but no new directory is made then: see `FailedSlots`.
         """
         with _storage_errors(base_directory), _usable(base_directory):
             make_directories(fs, base_directory)
-            slots = usable_slots(fs, base_directory, cluster_id)
+            failed = FailedSlots()
+            slots = usable_slots(fs, base_directory, cluster_id, failed)
             for path in slots:
-                claimed = _try_claim(fs, path, cluster_id, launch)
-                if claimed is not None:
-                    return claimed
+                with failed.passed_over(path):
+                    claimed = _try_claim(fs, path, cluster_id, launch)
+                    if claimed is not None:
+                        return claimed
             for path in slots:
-                holder = read_holder(path, fs=fs)
-                if holder is not None and superseded(holder):
-                    return take_over(fs, path, holder, cluster_id=cluster_id, launch=launch, wait_ms=wait_ms)
+                with failed.passed_over(path):
+                    holder = read_holder(path, fs=fs)
+                    if holder is not None and superseded(holder):
+                        return take_over(fs, path, holder, cluster_id=cluster_id, launch=launch, wait_ms=wait_ms)
+            failed.check()
             return _claim_new(fs, base_directory, cluster_id, launch)
 
     def update(self, *, broker_id: int | None = None, port: int | None = None) -> None:
@@ -186,9 +189,15 @@ class LogDirectory:
         self._write_meta(replace(self._meta, boot_id=self.fs.boot_id()))
 
     def mark_clean(self) -> None:
-        """Write the clean marker. Every log has been closed clean, so the next start need not recover anything."""
-        with self._errors_at(self.path):
-            write_checkpoint(self.path / CLEAN_FILE, self._meta.directory_id, fs=self.fs)
+        """Write the clean marker. Every log has been closed clean, so the next start need not recover anything.
+
+        Where this is refused, the next start counts as one after a crash, and checks more.
+        """
+        try:
+            with self._errors_at(self.path):
+                write_clean_marker(self.fs, self.path, self._meta)
+        except StorageRefusedError as error:
+            logger.warning("this end in order leaves no marker: %s", error)
 
     def check(self) -> None:
         """Raises KafkaStorageError when the directory was removed. Writes to its open files may succeed even then."""
@@ -247,26 +256,33 @@ class LogDirectory:
         return path
 
     def sync_names(self) -> None:
-        """Sync the names of the directories that were made since the last call."""
+        """Sync the names of the directories that were made, or quarantined, since the last call."""
         if self._names_unsynced:
             with self._errors_at(self.path):
                 self.fs.sync_directory(self.path)
             self._names_unsynced = False
 
     def has_partition(self, topic: str, partition: int) -> bool:
+        """Raises OSError."""
         return self.fs.is_directory(self.path / f"{topic}-{partition}")
+
+    def may_have_partition(self, topic: str, partition: int) -> bool:
+        """As `has_partition`; also where the disk does not say."""
+        try:
+            return self.has_partition(topic, partition)
+        except OSError:
+            return True
 
     def list_partitions(self) -> list[PartitionDirectory]:
         """The partitions here, sorted by topic and number, without deleted, quarantined and unreadable ones."""
         with self._errors_at(self.path):
-            directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
-            partitions = [self._readable(path) for path in directories]
+            partitions = [self._readable(path) for path in _entries(self.fs, self.path)]
         present = (p for p in partitions if p is not None and p.path.name == f"{p.topic}-{p.partition}")
         return sorted(present, key=lambda p: (p.topic, p.partition))
 
     def _readable(self, path: Path) -> PartitionDirectory | None:
         try:
-            return read_partition(path, fs=self.fs)
+            return read_partition(path, fs=self.fs) if self.fs.is_directory(path) else None
         except (DamagedLogError, OSError) as error:
             failure = error if isinstance(error, DamagedLogError) else storage_error(error, str(path))
             if isinstance(failure, StorageRefusedError):  # Out of descriptors, say: the list would not be whole.
@@ -370,10 +386,11 @@ class LogDirectory:
             if self.fs.is_directory(doomed):
                 self.fs.remove_tree(doomed)
 
-    def quarantine(self, topic: str, partition: int, suffix: str = DAMAGED_SUFFIX) -> Path:
+    def quarantine(self, topic: str, partition: int, suffix: str = DAMAGED_SUFFIX, *, sync: bool = True) -> Path:
         """Rename a damaged replica's directory to `<name>.<n><suffix>`, for inspection. Returns the new path.
 
-        The name is that of `derived_name`. If the directory itself was removed, nothing is renamed.
+        The name is that of `derived_name`. If the directory itself was removed, nothing is renamed. Without `sync`, the
+        caller calls `sync_names`.
         """
         path = self.path / f"{topic}-{partition}"
         number = 0
@@ -382,7 +399,9 @@ class LogDirectory:
                 number += 1
             if self.fs.is_directory(path):
                 self.fs.rename(path, target)
-                self.fs.sync_directory(self.path)
+            self._names_unsynced = True  # An earlier process may have renamed it, and died before it synced that.
+        if sync:
+            self.sync_names()
         return target
 
 
@@ -410,7 +429,7 @@ def _usable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NOT_USABLE:
+        if error.errno not in NOT_USABLE:
             raise
         where = path if error.filename is None else error.filename
         raise LogDirectoryNotUsableError(f"log.dirs {path}: {where}: {error.strerror} for {current_user()}") from error
@@ -460,31 +479,11 @@ def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> L
             write_checkpoint(path / META_FILE, asdict(meta), fs=fs)
             _sync_names(fs, path)
             return LogDirectory(fs, path, lock, meta, StartKind.CLEAN, is_new=True)
-        return _open_existing(fs, path, lock, meta)
+        start, meta = take_clean_marker(fs, path, meta)
+        return LogDirectory(fs, path, lock, meta, start, is_new=False)
     except BaseException:
         lock.release()
         raise
-
-
-def _open_existing(fs: FileSystem, path: Path, lock: DirectoryLock, meta: DirectoryMeta) -> LogDirectory:
-    boot_id = fs.boot_id()
-    start = StartKind.PROCESS_CRASH if meta.boot_id == boot_id else StartKind.MACHINE_CRASH
-    if fs.exists(path / CLEAN_FILE):
-        if _is_marked_clean(fs, path, meta):
-            # Everything is synced. Only now may the marker of the last run be removed.
-            start, meta = StartKind.CLEAN, replace(meta, boot_id=boot_id)
-            write_checkpoint(path / META_FILE, asdict(meta), fs=fs)
-        fs.unlink(path / CLEAN_FILE)
-        fs.sync_directory(path)
-    return LogDirectory(fs, path, lock, meta, start, is_new=False)
-
-
-def _is_marked_clean(fs: FileSystem, path: Path, meta: DirectoryMeta) -> bool:
-    try:
-        return read_checkpoint_as(path / CLEAN_FILE, str, fs=fs) == meta.directory_id
-    except DamagedLogError as error:
-        logger.warning("%s: %s; recovery decides", path, error.message)  # An unclean start checks more.
-        return False
 
 
 def _remove_leftovers(fs: FileSystem, path: Path) -> None:

@@ -23,6 +23,8 @@ from spark_broker.storage.files import opened, write_fully
 from spark_broker.storage.filesystem import LOCAL, FileSystem, ProcessIdentity
 
 LOCK_FILE = ".lock"
+HOLDER_BYTES = 128
+"""Longer than any holder is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +129,8 @@ def _held_by(directory: Path, fs: FileSystem) -> LogDirectoryLockedError:
 
 
 def _write_holder(fs: FileSystem, fd: int, holder: Holder) -> None:
-    fs.ftruncate(fd, 0)
-    write_fully(fs, fd, [json.dumps(asdict(holder)).encode()], 0)
+    """In place, and as long as before: a full disk keeps no broker from its directory. Nor may it keep a holder's name
+    from the file, because then its successor would not know whom to kill, and make another directory.
+    """
+    write_fully(fs, fd, [json.dumps(asdict(holder)).encode().ljust(HOLDER_BYTES)], 0)
+    fs.ftruncate(fd, HOLDER_BYTES)

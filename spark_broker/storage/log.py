@@ -439,8 +439,8 @@ class PartitionLog:
         try:
             if clean:
                 self.flush()
-                with self._failing("close"):
-                    self._save_state()
+                with suppress(StorageRefusedError), self._failing("close"):
+                    self._save_state()  # As in `open`: what is synced is synced, whether the file says so or not.
         finally:
             with self._cut_lock:
                 for segment in self._segments:

@@ -2,45 +2,83 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from spark_broker.errors import DamagedLogError
 from spark_broker.storage.directory_meta import META_FILE, check_cluster
 from spark_broker.storage.directory_names import PARTITION_FILE
+from spark_broker.storage.files import is_refusal
 from spark_broker.storage.filesystem import FileSystem
 
 SLOT_PREFIX = "broker-"
+NOT_USABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
+"""Errors that an operator is to mend before any broker starts here."""
 
 logger = logging.getLogger(__name__)
 
 
-def usable_slots(fs: FileSystem, base_directory: Path, cluster_id: str) -> list[Path]:
-    """Those that say whose they are, or are new, by number, without copies of one before.
+class FailedSlots:
+    """The slots whose disk, or whose inode, fails: the other brokers of the machine must not stay down for them.
+
+    Nothing is wrong with what they hold, and they may be back in a moment. So no new directory is made meanwhile: it
+    would be that of a new broker without any replica.
+    """
+
+    def __init__(self) -> None:
+        self._first: OSError | None = None
+
+    @contextmanager
+    def passed_over(self, path: Path) -> Iterator[None]:
+        """The block tries to use this slot. Raises errors of rights and limits: they concern the other slots, too."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in NOT_USABLE or is_refusal(error):
+                raise
+            self._first = self._first or error
+            logger.error("%s is passed over, and its replicas are not served: %s", path, error)
+
+    def check(self) -> None:
+        """Raises the error of the first of them, if there is any."""
+        if self._first is not None:
+            raise self._first
+
+
+def usable_slots(fs: FileSystem, base_directory: Path, cluster_id: str, failed: FailedSlots) -> list[Path]:
+    """Those that say whose they are, or are new, by number, without copies of one before, and without the `failed`.
 
     Raises InconsistentClusterIdError when any of them belongs to another cluster, and OSError.
     """
     usable: list[Path] = []
     owners: dict[str, Path] = {}  # by directory id
     for path in sorted(_slots(fs, base_directory), key=_slot_number):
-        try:
-            meta = check_cluster(fs, path, cluster_id)
-            if meta is None:
-                check_new(fs, path)
-        except DamagedLogError as error:
-            logger.error(
-                "%s is passed over, and its replicas are not served: %s. Put the file back from a copy of this "
-                "directory, and start its broker again",
-                path,
-                error.message,
-            )
-            continue
-        if meta is not None and (owner := owners.setdefault(meta.directory_id, path)) != path:
-            logger.error("%s is passed over: it is a copy of %s. Move one of them out of log.dirs", path, owner)
-            continue
-        usable.append(path)
+        with failed.passed_over(path):
+            if fs.is_directory(path) and _says_whose_it_is(fs, path, cluster_id, owners):
+                usable.append(path)
     return usable
+
+
+def _says_whose_it_is(fs: FileSystem, path: Path, cluster_id: str, owners: dict[str, Path]) -> bool:
+    try:
+        meta = check_cluster(fs, path, cluster_id)
+        if meta is None:
+            check_new(fs, path)
+    except DamagedLogError as error:
+        logger.error(
+            "%s is passed over, and its replicas are not served: %s. Put the file back from a copy of this "
+            "directory, and start its broker again",
+            path,
+            error.message,
+        )
+        return False
+    if meta is not None and (owner := owners.setdefault(meta.directory_id, path)) != path:
+        logger.error("%s is passed over: it is a copy of %s. Move one of them out of log.dirs", path, owner)
+        return False
+    return True
 
 
 def check_new(fs: FileSystem, path: Path) -> None:
@@ -52,7 +90,7 @@ def check_new(fs: FileSystem, path: Path) -> None:
 def _slots(fs: FileSystem, base_directory: Path) -> Iterator[Path]:
     for name in fs.list_directory(base_directory):
         number = name.removeprefix(SLOT_PREFIX)
-        if number != name and number.isdecimal() and fs.is_directory(base_directory / name):
+        if number != name and number.isdecimal():
             yield base_directory / name
 
 

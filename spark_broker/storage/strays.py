@@ -19,7 +19,7 @@ from spark_broker.errors import CorruptMessageError, DamagedLogError, KafkaStora
 from spark_broker.protocol.frame import ENTRY_BYTES, unpack_header
 from spark_broker.storage.checkpoints import read_leader_epochs
 from spark_broker.storage.directory_names import PartitionDirectory, read_partition
-from spark_broker.storage.files import opened, read_fully
+from spark_broker.storage.files import is_refusal, opened, read_fully
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.lock import is_locked
 from spark_broker.storage.segment import ARROW_SUFFIX, INDEX_SUFFIX
@@ -72,8 +72,10 @@ def set_aside_in(log_directory: Path, *, fs: FileSystem = LOCAL) -> list[Stray]:
             continue
         try:
             replica = read_partition(log_directory / name, fs=fs)
-        except DamagedLogError as error:
-            logger.error("%s: %s", log_directory / name, error.message)
+        except (DamagedLogError, OSError) as error:
+            if isinstance(error, OSError) and is_refusal(error):
+                raise  # Out of descriptors, say: the list would not be whole.
+            logger.error("%s: %s", log_directory / name, error)
             continue
         if replica is not None:
             found.append(Stray(replica, kind, -1 if since_ms is None else since_ms))

@@ -36,6 +36,9 @@ FINISH_TIMEOUT_S = 5.0
 NO_ROOM = "no room"
 """The reason to receive nothing while `admit` has refused the next frame."""
 
+UNSENT = "unsent"
+"""The reason to receive nothing while the peer does not take what is sent to it."""
+
 READS_AT_ONCE = 16
 """How often a connection that has more is read, before another one's turn comes."""
 
@@ -92,9 +95,12 @@ class Channel:
         self._written = 0
         self._callbacks: deque[Unsent] = deque()
         self._written_s = 0.0  # when bytes were last written, or began to wait
+        self._unsent_since_s = 0.0  # since when there have always been bytes that wait
         self._writing = False  # whether the loop waits until the socket takes more
         self._paused: set[str] = {"not started"}
         self._frame_since_s = 0.0
+        self._frame_kept_since_s = 0.0  # later by all pauses that are not the peer's doing
+        self._pauses_since_s = 0.0  # when the last one of these began
 
     def start(self) -> None:
         """Begin to receive. From any thread, once."""
@@ -106,6 +112,11 @@ class Channel:
         return time.monotonic() - self._written_s if self._unsent else 0.0
 
     @property
+    def unsent_for_s(self) -> float:
+        """How long something has waited for the peer, which may have taken a little now and then; 0: nothing waits."""
+        return time.monotonic() - self._unsent_since_s if self._unsent else 0.0
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes that wait for the peer to take them."""
         return self._unsent
@@ -115,6 +126,17 @@ class Channel:
         """How long the frame that is being received has taken; 0: none is, or this side does not read."""
         since_s = self._frame_since_s
         return time.monotonic() - since_s if since_s and not self._paused else 0.0
+
+    @property
+    def frame_kept_for_s(self) -> float:
+        """As `frame_for_s`, but while this side does not read because the peer takes nothing, the time goes on."""
+        until_s = self._pauses_since_s if self._pauses else time.monotonic()
+        return until_s - self._frame_kept_since_s if self._frame_since_s else 0.0
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether nothing is read for a reason that is not the peer's doing."""
+        return bool(self._paused - {UNSENT})
 
     @property
     def frame_bytes(self) -> int:
@@ -146,7 +168,7 @@ class Channel:
                 if written is not None:
                     self._callbacks.append(Unsent(position, written))
                 if not waits:
-                    self._written_s = time.monotonic()
+                    self._written_s = self._unsent_since_s = time.monotonic()
                     self._write()
                 elif before <= UNSENT_MAX_BYTES < self._unsent:
                     self.loop.soon(self._hold_back)
@@ -207,6 +229,8 @@ class Channel:
         """Receive nothing more. In the loop's thread."""
         if not self._paused and not self.closed:
             self.loop.loop.remove_reader(self._fd)
+        if why != UNSENT and not self._pauses:
+            self._pauses_since_s = time.monotonic()
         self._paused.add(why)
 
     def resume(self, why: str) -> None:
@@ -214,6 +238,8 @@ class Channel:
         if why not in self._paused:
             return
         self._paused.discard(why)
+        if why != UNSENT and not self._pauses:
+            self._frame_kept_since_s += time.monotonic() - max(self._pauses_since_s, self._frame_kept_since_s)
         if not self._paused and not self.closed:
             if self._frame_since_s:
                 self._frame_since_s = time.monotonic()
@@ -269,7 +295,7 @@ class Channel:
         if not self._reader.is_within_a_frame:
             self._frame_since_s = 0.0
         elif not self._frame_since_s:
-            self._frame_since_s = time.monotonic()
+            self._frame_since_s = self._frame_kept_since_s = time.monotonic()
         return count == len(room) and not self._paused and not self.closed
 
     def _receive_the_rest(self) -> bool:
@@ -333,7 +359,7 @@ class Channel:
     def _hold_back(self) -> None:
         """Receive nothing from a peer that takes nothing: `_writable` resumes."""
         if not self.closed and self._unsent > UNSENT_MAX_BYTES:
-            self.pause("unsent")
+            self.pause(UNSENT)
 
     def _writable(self) -> None:
         with self._lock:
@@ -348,7 +374,7 @@ class Channel:
         self._after(done)
         self._hold_back()
         if self._unsent <= UNSENT_MAX_BYTES // 2:
-            self.resume("unsent")
+            self.resume(UNSENT)
 
     def _done(self) -> list[Unsent]:
         """The callbacks whose bytes were written. Under the lock."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +42,13 @@ SLOW_BYTES_S = 1 << 20
 """While others wait for room, a peer that has sent a message for so long must have sent so many bytes a second. Else it
 would keep the room for a minute."""
 
+KEPT_MAX_BYTES = 64 * 1024
+"""While others wait for room, a peer is disconnected that keeps more than this for longer than `PATIENCE_S`: it has its
+handlers wait, for answers that it does not take or for what it wants to wait for, and sends more meanwhile."""
+
+UNREAD_MAX_BYTES = 1 << 20
+"""A connection whose handlers are so far behind is received no further."""
+
 CALLS_MAX = 256
 """Calls of one connection that are worked on at a time; more are not read."""
 
@@ -49,6 +57,9 @@ STREAMS_MAX = 1000
 
 FROM_CLIENTS = (Operation.MESSAGE, Operation.CALL, Operation.OPEN, Operation.CANCEL)
 """What a client sends once it was greeted."""
+
+UNREAD = "unread"
+"""The reason to receive nothing while handlers are behind."""
 
 WITHOUT_BUDGET = (Operation.OPEN, Operation.CANCEL)
 """As small as a hello."""
@@ -77,6 +88,9 @@ class ServerConnection:
         self._calls = 0
         self._streams: dict[int, ServerStream] = {}
         self._kind = ""  # of the stream that was opened last
+        self._lock = threading.Lock()
+        self._unread_bytes = 0  # of all streams' messages, until their handlers are done; guarded by _lock
+        self._held_back = False  # whether these are too many; guarded by _lock
         prepare(sock)
         self.channel = Channel(
             server.loop,
@@ -99,7 +113,10 @@ class ServerConnection:
         elif channel.frame_for_s > FRAME_TIMEOUT_S:
             self._slow(f"has taken {channel.frame_for_s:.0f} s to send one message")
         elif self._keeps_room_from_others():
-            self._slow(f"has sent {channel.frame_bytes} bytes of a message in {channel.frame_for_s:.0f} s; others wait")
+            seconds = channel.frame_kept_for_s
+            self._slow(f"has sent {channel.frame_bytes} bytes of a message in {seconds:.0f} s; others wait")
+        elif (kept := self._kept_bytes()) > KEPT_MAX_BYTES:
+            self._slow(f"keeps {kept} bytes of messages waiting for itself for {PATIENCE_S:.0f} s; others wait")
         elif not self._greeted and now_s - self._since_s > HELLO_TIMEOUT_S:
             channel.close("it has not said who it is")
         elif not self._streams and not self._calls and now_s - self._used_s > limits.idle_s:
@@ -108,8 +125,35 @@ class ServerConnection:
     def _keeps_room_from_others(self) -> bool:
         if self._reserved is None or not self._reserved[0].is_awaited:
             return False
-        seconds = self.channel.frame_for_s
+        seconds = self.channel.frame_kept_for_s
         return seconds > PATIENCE_S and self.channel.frame_bytes < seconds * SLOW_BYTES_S
+
+    def _kept_bytes(self) -> int:
+        """Bytes that take room, which others wait for, by the peer's own doing. Those of a slow broker do not count."""
+        streams = (stream for stream in self._streams.values() if self.budget_of(stream.kind).is_awaited)
+        return sum(stream.kept_bytes(PATIENCE_S) for stream in streams)
+
+    def _delivered(self, size: int) -> None:
+        with self._lock:
+            self._unread_bytes += size
+            self._held_back = self._held_back or self._unread_bytes > UNREAD_MAX_BYTES
+            if self._held_back:
+                self.channel.pause(UNREAD)
+
+    def given_back(self, kind: str, size: int) -> None:
+        """A handler of this kind is done with a message, or has ended before it took it. From any thread."""
+        self.budget_of(kind).release(size)
+        with self._lock:
+            self._unread_bytes -= size
+            goes_on = self._held_back and self._unread_bytes <= UNREAD_MAX_BYTES // 2
+        if goes_on:
+            self.channel.loop.soon(self._read_on)
+
+    def _read_on(self) -> None:
+        with self._lock:
+            self._held_back = self._unread_bytes > UNREAD_MAX_BYTES // 2
+        if not self._held_back:
+            self.channel.resume(UNREAD)
 
     def disconnect(self, kind: str) -> None:
         """The client takes nothing. From any thread."""
@@ -184,6 +228,7 @@ class ServerConnection:
                 stream = self._streams.get(header.stream)
                 if stream is not None and self._reserved is not None:
                     self._reserved = None
+                    self._delivered(header.body_bytes)
                     stream.deliver(frame)
                 self._release()
             case Operation.CANCEL:
@@ -288,7 +333,6 @@ class ServerConnection:
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
             self.server.streams_begun(stream.kind, -1)
-        self.channel.resume(f"stream {stream_id}")
         self._used_s = time.monotonic()
 
     def _closed(self, why: str) -> None:

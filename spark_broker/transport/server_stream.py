@@ -6,7 +6,9 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNREAD_MAX_BYTES = 1 << 20
-"""A stream whose handler is so far behind is received no further."""
+LARGE_MESSAGE_BYTES = 1 << 20
+"""Larger than what any client of ours asks for and then waits."""
 
 _LEFT = "%s left before it was answered: %s"
 
@@ -44,10 +46,14 @@ class ServerStream:
         self._channel = connection.channel
         self._timeout_s = connection.server.send_timeout_s
         self._inbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()  # None: nothing more will come
-        self._lock = threading.Lock()
-        self._unread_bytes = 0  # guarded by _lock, like _held_back
-        self._held_back = False
         self._taken: FrameHeader | None = None  # of the message that the handler works on
+        self._lock = threading.Lock()
+        # Guarded by _lock.
+        self._unread_bytes = 0  # of messages that the handler has not taken
+        self._unread_since_s = 0.0  # since when there has always been one
+        self._waits = 0  # threads that wait for the client
+        self._waits_since_s = 0.0  # since when there has always been one
+        self._waited_s = 0.0  # how long there was one since the handler took a message, and before that
 
     def receive(self) -> tuple[StreamMessage, memoryview] | None:
         """The next message and its payload; None at the end of the stream. Raises InvalidRequestError.
@@ -59,8 +65,39 @@ class ServerStream:
         if frame is None:
             self._inbox.put(None)
             return None
-        self._taken = frame.header
+        self._take(frame.header)
         return wire.decode_message(frame.message), frame.payload
+
+    @contextmanager
+    def waiting_for_client(self) -> Iterator[None]:
+        """Within this block the handler waits for something that is up to its client: that it takes an answer, or that
+        the time is over for which it wants to wait. What it has sent meanwhile takes room by its own doing."""
+        with self._lock:
+            if not self._waits:
+                self._waits_since_s = time.monotonic()
+            self._waits += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits -= 1
+                if not self._waits:
+                    self._waited_s += time.monotonic() - self._waits_since_s
+
+    def kept_bytes(self, patience_s: float) -> int:
+        """Bytes that take room by the client's own doing for longer than this.
+
+        A client of ours sends nothing more before it has its answer, and waits for none with a large message.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            waited_s = self._waited_s + (now_s - self._waits_since_s if self._waits else 0.0)
+            is_unread = self._unread_bytes and now_s - self._unread_since_s > patience_s
+            kept = self._unread_bytes if is_unread else 0
+            if waited_s > patience_s:
+                taken = self._taken
+                return kept + (taken.body_bytes if taken and taken.body_bytes > LARGE_MESSAGE_BYTES else 0)
+        return kept if self._channel.unsent_for_s > patience_s else 0
 
     def send(self, message: Message, *payload: wire.Buffer) -> None:
         """Send a message, and wait until the client's system has it. Raises NetworkError when the client is gone."""
@@ -69,7 +106,8 @@ class ServerStream:
         position = self._channel.send(self._frame(message, *payload))
         if self._channel.unsent_bytes:
             try:
-                self._channel.wait_written(position, self._timeout_s)
+                with self.waiting_for_client():
+                    self._channel.wait_written(position, self._timeout_s)
             except RequestTimedOutError:
                 self._connection.disconnect(self.kind)
                 raise NetworkError("the client takes nothing") from None
@@ -95,10 +133,9 @@ class ServerStream:
     def deliver(self, frame: Frame) -> None:
         """A message has arrived. In the loop's thread."""
         with self._lock:
+            if not self._unread_bytes:
+                self._unread_since_s = time.monotonic()
             self._unread_bytes += frame.header.body_bytes
-            if self._unread_bytes > UNREAD_MAX_BYTES and not self._held_back:
-                self._held_back = True
-                self._channel.pause(f"stream {self.id}")
         self._inbox.put(frame)
 
     def gone(self) -> None:
@@ -124,25 +161,19 @@ class ServerStream:
         while not self._inbox.empty():
             frame = self._inbox.get_nowait()
             if frame is not None:
-                self._taken = frame.header
+                self._take(frame.header)
                 self._give_back()
 
     def _frame(self, message: Message, *payload: wire.Buffer) -> list[wire.Buffer]:
         return encode(Operation.MESSAGE, wire.encode(message), *payload, stream=self.id)
 
-    def _give_back(self) -> None:
-        header, self._taken = self._taken, None
-        if header is None:
-            return
-        self._connection.budget_of(self.kind).release(header.body_bytes)
+    def _take(self, header: FrameHeader) -> None:
         with self._lock:
+            self._taken, self._waited_s, self._waits_since_s = header, 0.0, time.monotonic()
             self._unread_bytes -= header.body_bytes
-            go_on = self._held_back and self._unread_bytes <= UNREAD_MAX_BYTES // 2
-        if go_on:
-            self._channel.loop.soon(self._go_on)
 
-    def _go_on(self) -> None:
+    def _give_back(self) -> None:
         with self._lock:
-            if self._unread_bytes <= UNREAD_MAX_BYTES // 2:
-                self._held_back = False
-                self._channel.resume(f"stream {self.id}")
+            header, self._taken = self._taken, None
+        if header is not None:
+            self._connection.given_back(self.kind, header.body_bytes)

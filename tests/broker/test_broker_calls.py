@@ -12,7 +12,7 @@ from spark_broker.broker import broker_calls
 from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.controller.image import BrokerState
-from spark_broker.errors import NetworkError, NotControllerError, RequestTimedOutError
+from spark_broker.errors import NetworkError, NotControllerError, NoThreadError, RequestTimedOutError
 from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
@@ -120,3 +120,25 @@ def test_producer_ids_come_from_the_controller_in_this_brokers_name(calls: Broke
     assert answer.wait(WAIT_MS) == AllocateProducerIdsResponse(5, 10)
     controller = next(connection for connection in FakeConnection.made if connection.host == "controller")
     assert controller.requests == [AllocateProducerIdsRequest(7, 3)]
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["the first call", "after a move"])
+def test_a_call_that_gets_no_thread_is_answered_and_the_next_one_is_made(
+    calls: BrokerCalls, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """Story: one moment at the limit of threads, and no transaction's markers were sent to that broker any more."""
+    if earlier:
+        before = AwaitedAnswer()
+        calls.send(broker(1, port=8000), MetadataRequest(), WAIT_MS, before)
+        assert before.wait(WAIT_MS) == EmptyResponse()
+
+    def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first, second = AwaitedAnswer(), AwaitedAnswer()
+    with monkeypatch.context() as patch:
+        patch.setattr(broker_calls._Caller, "start", no_thread)
+        calls.send(broker(1), MetadataRequest(), WAIT_MS, first)
+    assert isinstance(first.outcome(0), NoThreadError)
+    calls.send(broker(1), MetadataRequest(), WAIT_MS, second)
+    assert second.wait(WAIT_MS) == EmptyResponse()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from spark_broker.broker.process import Broker
+from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.replica import LeaderAndIsr
 from spark_broker.errors import StorageFullError
 from spark_broker.storage.checkpoints import read_leader_epochs
+from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import LonePartition
 
@@ -72,3 +77,16 @@ def test_an_epoch_that_was_never_saved_is_not_missed(tmp_path: Path, monkeypatch
     lone.write(b"b", sequence=1, transactional=False)
     assert lone.partition.replica.epochs.to_pairs() == [(0, 0), (2, 1)]
     assert lone.read() == [b"a", b"b"]
+
+
+def test_a_stop_in_order_during_which_a_log_is_refused_something_is_one_and_leaves_no_marker() -> None:
+    broker, marked = Broker.__new__(Broker), list[str]()
+
+    def stop(*, clean: bool) -> None:
+        assert clean
+        raise StorageFullError("no room")
+
+    broker._manager = cast(ReplicaManager, SimpleNamespace(stop=stop, broker_id=0))
+    broker._directory = cast(LogDirectory, SimpleNamespace(mark_clean=lambda: marked.append("clean")))
+    broker._stop_in_order()
+    assert marked == []

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import logging
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +15,10 @@ import pytest
 
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.broker.fetch_session import FetcherSettings
 from spark_broker.broker.lease import Lease
+from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
@@ -32,7 +35,14 @@ from spark_broker.controller.image import (
 )
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.events import Fetched
-from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, SparkBrokerError, SyncFailedError
+from spark_broker.errors import (
+    DamagedLogError,
+    KafkaStorageError,
+    NotLeaderOrFollowerError,
+    SparkBrokerError,
+    StorageFullError,
+    SyncFailedError,
+)
 from spark_broker.protocol.arrow_message import assign, encode_batch
 from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -66,7 +76,8 @@ class Broker:
     """Broker 0 on a simulated disk. The test is its controller, and says when it works on files.
 
     `topics`: by name, how many partitions; broker 0 leads them all, alone, unless `elsewhere` has the topic. It follows
-    those of `led_elsewhere`. Those of `shared` have a follower, which fetches nothing.
+    those of `led_elsewhere`, and is in no ISR of those that `led_elsewhere_alone` has, too. Those of `shared` have a
+    follower, which fetches nothing.
     """
 
     def __init__(self, fs: SimFileSystem | None = None, before: Broker | None = None) -> None:
@@ -76,6 +87,7 @@ class Broker:
         self.ids: dict[str, int] = dict(before.ids) if before else {}
         self.elsewhere: set[str] = set()
         self.led_elsewhere: set[str] = set()
+        self.led_elsewhere_alone: set[str] = set()
         self.shared: set[str] = set()
         self.fetcher: Followed | None = None
         self.deleted: list[str] = []  # ids of topics
@@ -120,8 +132,9 @@ class Broker:
             replicas = (OTHER,) if name in self.elsewhere else (OTHER, 0) if name in self.led_elsewhere else (0,)
             if name in self.shared and name not in self.elsewhere:
                 replicas = (0, OTHER)
+            isr = (OTHER,) if name in self.led_elsewhere_alone else replicas
             state = PartitionRegistration(
-                replicas, replicas, replicas[0], leader_epoch=self.epoch, partition_epoch=self.epoch
+                replicas, isr, replicas[0], leader_epoch=self.epoch, partition_epoch=self.epoch
             )
             topic_id = self.id_of(name)
             schemas = (schema_to_bytes(DEFAULT_SCHEMA),)
@@ -634,3 +647,180 @@ def take(partition: Partition, offset: int, *, high_watermark: int, log_start: i
         schema_id=0,
     )
     partition.apply(Fetched(position, epoch, high_watermark, log_start), [Frame(header, bytes(message))])
+
+
+def fails_below(broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is done with this replica's directory fails, `stat`, too."""
+    real, fs = broker.fs.is_directory, broker.fs
+
+    def is_directory(path: Path) -> bool:
+        if f"/{name}" in f"{path}":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path)
+
+    monkeypatch.setattr(fs, "is_directory", is_directory)
+    fs.on_operation = lambda operation: Fault(errno.EIO) if f"/{name}" in operation.path else None
+
+
+@pytest.mark.parametrize("machine", [False, True], ids=["clean", "after a crash of the machine"])
+def test_a_replica_whose_directory_cannot_be_looked_at_is_offline_and_no_other(
+    machine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: `stat` of one replica's directory failed with EIO, and its broker ended at each start."""
+    first = Broker()
+    first.topics = {"bad": 1, "good": 1}
+    first.apply()
+    for name in first.topics:
+        first.write(name, b"a")
+        first.manager.partition(*first.key(name)).flush()
+    if not machine:
+        first.manager.stop(clean=True)
+        first.directory.mark_clean()
+    fs = first.fs.crash_machine(random.Random(1)) if machine else first.fs.crash_process()
+    second = Broker(fs, first)
+    fails_below(second, "bad-0", monkeypatch)
+    second.apply()
+    for _ in range(3):
+        second.retry()
+    assert second.manager.offline == {second.id_of("bad"): [0]}
+    assert (second.rows("good"), second.failures) == (1, [])
+    monkeypatch.undo()
+    fs.heal()
+    second.retry()
+    assert second.manager.offline == {}
+    assert second.rows("bad") == 1
+
+
+def test_a_directory_that_cannot_be_looked_at_is_not_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of maintenance asks every few seconds, and its broker ended with it."""
+    maintenance = Maintenance(broker.manager, ClusterConfig(), _raise)
+    maintenance.begin(0.0)
+    fails_below(broker, "old-0", monkeypatch)
+    maintenance.run_due(10.0)
+    assert broker.failures == []
+    assert not broker.manager.partition(*broker.key("old")).log.is_gone
+    monkeypatch.undo()
+    broker.fs.heal()
+    assert broker.rows("old") == 1
+
+
+def test_a_stop_on_a_full_disk_closes_every_log_in_order(broker: Broker) -> None:
+    broker.topics["new"] = 2
+    broker.apply()
+    broker.work()
+    broker.write("new", b"a")
+    broker.fs.capacity_bytes = broker.fs.used_bytes
+    broker.manager.stop(clean=True)
+    broker.directory.mark_clean()  # which the disk refuses
+    later = Broker(broker.fs.crash_machine(random.Random(1)), broker)
+    later.fs.heal()
+    later.apply()
+    assert (later.rows("old"), later.rows("new")) == (1, 1), "everything was synced"
+
+
+def test_marks_that_a_crash_has_made_too_high_do_not_outlive_a_stop_in_order(broker: Broker) -> None:
+    """A clean start takes a log that ends below its mark for a damaged one."""
+    second = Broker(broker.fs.crash_machine(random.Random(1)), broker)
+    second.fs.capacity_bytes = second.fs.used_bytes
+    second.apply()
+    with pytest.raises(StorageFullError):
+        second.manager.stop(clean=True)
+
+
+def test_a_log_that_cannot_be_closed_keeps_no_other_from_being_closed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.topics["new"] = 1
+    broker.apply()
+    broker.work()
+    broker.write("new", b"a")
+    refused = broker.manager.partition(*broker.key("old"))
+
+    def refuse(*, clean: bool) -> None:
+        del clean
+        raise StorageFullError("no room")
+
+    monkeypatch.setattr(refused, "close", refuse)
+    with pytest.raises(StorageFullError):
+        broker.manager.stop(clean=True)
+    later = Broker(broker.fs.crash_machine(random.Random(1)), broker)
+    later.apply()
+    assert later.rows("new") == 1
+
+
+def test_damage_costs_the_thread_that_keeps_the_lease_no_work_of_the_disk(broker: Broker) -> None:
+    """Nor does anything else that holds the lock which that thread needs."""
+    broker.led_elsewhere.add("many")
+    broker.topics["many"] = 5
+    broker.apply()
+    broker.work()
+    for number in range(5):
+        partition = broker.manager.partition(*broker.key("many", number))
+        broker.manager._on_damage(partition, DamagedLogError("flipped"))
+    held: list[tuple[str, bool]] = []
+
+    def note(operation: Operation) -> None:
+        held.append((operation.kind, broker.manager._lock._is_owned()))  # type: ignore[attr-defined]
+
+    broker.fs.on_operation = note
+    broker.manager.quarantine_damaged()
+    assert len(broker.manager.damage_reports) == 5
+    assert held
+    assert not any(owned for kind, owned in held if kind != "close")
+    held.clear()
+    broker.led_elsewhere_alone.add("many")
+    broker.apply()
+    broker.manager.damage_heard(5)
+    assert held == []
+    broker.work()
+    assert held
+    assert broker.manager.find(*broker.key("many")) is not None
+    held.clear()
+    broker.led_elsewhere_alone.clear()
+    broker.apply()  # They are in the ISR again.
+    broker.manager.damage_heard(5)
+    assert (held, broker.manager.damage_reports) == ([], [])
+    broker.work()
+    syncs = [kind for kind, _ in held if kind in ("fsync", "sync_directory")]
+    assert len(syncs) == 2
+    assert DamagedReplicas(broker.directory).keys == []
+
+
+def test_damage_that_is_found_while_files_are_worked_on_waits_for_no_lock(broker: Broker) -> None:
+    """The thread of maintenance has other things to do. Whoever works on the files sees to it then."""
+    partition = broker.manager.partition(*broker.key("old"))
+    broker.manager._on_damage(partition, DamagedLogError("flipped"))
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with broker.manager._work_lock:
+            entered.set()
+            leave.wait(30)
+            broker.manager.work()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert entered.wait(30)
+    broker.manager.quarantine_damaged()
+    assert broker.manager.damage_reports == []
+    leave.set()
+    worker.join(30)
+    assert broker.manager.damage_reports == [(*broker.key("old"), 1)]
+
+
+def test_a_stop_in_order_writes_down_what_is_in_sync_again(broker: Broker) -> None:
+    """Else the next process would take it out of the ISR, where it may be the last one."""
+    broker.led_elsewhere.add("many")
+    broker.topics["many"] = 1
+    broker.apply()
+    broker.work()
+    broker.manager._on_damage(broker.manager.partition(*broker.key("many")), DamagedLogError("flipped"))
+    broker.manager.quarantine_damaged()
+    broker.led_elsewhere_alone.add("many")
+    broker.apply()
+    broker.manager.damage_heard(1)
+    broker.work()
+    broker.led_elsewhere_alone.clear()
+    broker.apply()
+    broker.manager.stop(clean=True)
+    assert DamagedReplicas(broker.directory).keys == []

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import stat
@@ -22,7 +23,9 @@ from spark_broker.errors import (
     DamagedLogError,
     InconsistentClusterIdError,
     InconsistentTopicIdError,
+    KafkaStorageError,
     LogDirectoryLockedError,
+    ProcessLimitError,
 )
 from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory
@@ -31,6 +34,7 @@ from spark_broker.storage.directory_names import PartitionName
 from spark_broker.storage.filesystem import LocalFileSystem, process_start_time
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, read_holder
 from spark_broker.storage.start_kind import StartKind
+from spark_broker.testing.simulation.filesystem import SimFileSystem
 
 HOLD = """
 import sys
@@ -333,3 +337,134 @@ def test_a_deletion_that_comes_late_leaves_a_newer_topic_of_the_name_alone(tmp_p
     doomed, kept = directory.unname_partitions([PartitionName("t", 1, "old")])
     assert len(doomed) == 1
     assert kept == {}
+
+
+class Failing(LocalFileSystem):
+    """Whatever has `bad` in its path lies behind an inode, or a link to a disk, that fails with this error."""
+
+    bad = "no path has this"
+    error = errno.EIO
+
+    def _check(self, path: Path) -> None:
+        if self.bad in f"{path}/":
+            raise OSError(self.error, os.strerror(self.error), str(path))
+
+    def is_directory(self, path: Path) -> bool:
+        self._check(path)  # as pathlib does: `is_dir` hides only errors that say that there is no directory
+        return super().is_directory(path)
+
+    def exists(self, path: Path) -> bool:
+        self._check(path)
+        return super().exists(path)
+
+    def open(self, path: Path, flags: int) -> int:
+        self._check(path)
+        return super().open(path, flags)
+
+
+FAILURES = [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EUCLEAN]
+
+
+@pytest.mark.parametrize("error", FAILURES)
+def test_one_replica_that_cannot_be_looked_at_is_left_out(tmp_path: Path, error: int) -> None:
+    fs = Failing()
+    fs.error = error
+    directory = LogDirectory.claim(tmp_path, cluster_id="c", launch=1, fs=fs)
+    for name in ("bad", "good"):
+        directory.partition_directory(name, f"id of {name}", 0)
+    fs.bad = "/bad-0/"
+    assert [p.topic for p in directory.list_partitions()] == ["good"]
+    assert directory.may_have_partition("bad", 0)
+    fs.error = errno.EMFILE
+    with pytest.raises(ProcessLimitError):  # nothing of it is broken, and the list would not be whole
+        directory.list_partitions()
+
+
+@pytest.mark.parametrize("error", FAILURES)
+@pytest.mark.parametrize("file", ["/", "/meta.json/", "/.lock/"])
+def test_a_directory_whose_disk_fails_keeps_no_other_broker_of_the_machine_from_starting(
+    tmp_path: Path, error: int, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fs = Failing()
+    fs.error = error
+    first = LogDirectory.claim(tmp_path, cluster_id="c", launch=1, fs=fs)
+    second = LogDirectory.claim(tmp_path, cluster_id="c", launch=1, fs=fs)
+    first.release()
+    second.release()
+    fs.bad = f"{first.path}{file}"
+    again = LogDirectory.claim(tmp_path, cluster_id="c", launch=2, fs=fs)
+    assert again.path == second.path
+    assert f"{first.path} is passed over, and its replicas are not served" in caplog.text
+    with pytest.raises(KafkaStorageError):  # Nor is a new broker made for the one that cannot start.
+        LogDirectory.claim(tmp_path, cluster_id="c", launch=2, fs=fs)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["broker-0", "broker-1"]
+    fs.bad = "mended"
+    assert LogDirectory.claim(tmp_path, cluster_id="c", launch=2, fs=fs).path == first.path
+
+
+def test_a_limit_of_the_process_is_no_reason_to_pass_over_a_directory(tmp_path: Path) -> None:
+    fs = Failing()
+    for directory in [LogDirectory.claim(tmp_path, cluster_id="c", launch=1, fs=fs) for _ in range(2)]:
+        directory.release()
+    fs.bad, fs.error = "/broker-0/", errno.EMFILE
+    with pytest.raises(ProcessLimitError):
+        LogDirectory.claim(tmp_path, cluster_id="c", launch=2, fs=fs)
+
+
+def sim_claim(fs: SimFileSystem) -> LogDirectory:
+    return LogDirectory.claim(Path("/log"), cluster_id="c", launch=1, fs=fs)
+
+
+def ended(*, clean: bool) -> SimFileSystem:
+    """The disk that a broker has left, with some records since."""
+    fs = SimFileSystem()
+    directory = sim_claim(fs)
+    directory.update(broker_id=4, port=1234)
+    directory.mark_recovered()
+    if clean:
+        directory.mark_clean()
+    return fs
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_broker_starts_on_a_disk_that_is_full(clean: bool) -> None:
+    fs = ended(clean=clean).crash_process()
+    fs.capacity_bytes = 0
+    directory = sim_claim(fs)
+    assert directory.start_kind is (StartKind.CLEAN if clean else StartKind.PROCESS_CRASH)
+    assert not fs.exists(directory.path / ".clean")
+
+
+def test_a_successor_knows_whom_to_kill_on_a_full_disk() -> None:
+    """Simulator, seed 561: a holder without a name was not superseded, and its successor made another directory."""
+    fs = SimFileSystem()
+    sim_claim(fs).update(broker_id=4)
+    fs.capacity_bytes = 0
+    for launch in (10, 200_000):
+        fs = fs.another_process()
+        directory = LogDirectory.claim(Path("/log"), cluster_id="c", launch=launch, superseded=lambda _: True, fs=fs)
+        assert (directory.slot, directory.meta.broker_id) == (0, 4)
+        assert read_holder(directory.path, fs=fs) == Holder(fs.process().pid, fs.process().start_time, launch)
+
+
+def test_a_clean_end_is_one_on_a_disk_that_is_full_after_a_reboot_and_later_ends_check_more() -> None:
+    fs = ended(clean=True).crash_machine(random.Random(1))
+    fs.capacity_bytes = fs.used_bytes
+    assert sim_claim(fs).start_kind is StartKind.CLEAN
+    fs = fs.crash_process()
+    assert sim_claim(fs).start_kind is StartKind.MACHINE_CRASH, "its boot id was not saved"
+    fs = ended(clean=True).crash_machine(random.Random(1))
+    fs.capacity_bytes = fs.used_bytes
+    directory = sim_claim(fs)
+    fs.capacity_bytes = None
+    directory.mark_recovered()
+    assert sim_claim(fs.crash_process()).start_kind is StartKind.PROCESS_CRASH
+
+
+def test_a_broker_that_cannot_leave_a_marker_on_a_full_disk_ends_and_counts_as_crashed() -> None:
+    fs = SimFileSystem()
+    directory = sim_claim(fs)
+    fs.capacity_bytes = fs.used_bytes
+    directory.mark_clean()
+    fs = fs.crash_process()
+    assert sim_claim(fs).start_kind is StartKind.PROCESS_CRASH

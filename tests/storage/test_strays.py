@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from spark_broker.controller.lineage import NewestBatch
-from spark_broker.errors import DamagedLogError
+from spark_broker.errors import DamagedLogError, ProcessLimitError
 from spark_broker.model import FILE_NAME_BYTES_MAX, NAME_MAX
 from spark_broker.storage.checkpoints import write_leader_epochs
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.directory_names import PartitionName
+from spark_broker.storage.directory_names import PartitionDirectory, PartitionName, read_partition
+from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.strays import newest_batch, set_aside_ms, stray_suffix, strays_in
 
 NOW_MS = 1_795_693_500_123
@@ -41,6 +44,26 @@ def test_a_replica_that_is_set_aside_is_found_again_and_no_partition(tmp_path: P
     doomed = directory.unname_stray(stray)
     assert directory.unnamed() == [doomed]
     assert not directory.strays()
+    directory.release()
+
+
+def test_one_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = LogDirectory.claim(tmp_path, cluster_id="c", launch=1)
+    for number in (0, 1):
+        directory.partition_directory("t", "id", number)
+    directory.set_aside([PartitionName("t", number, "id") for number in (0, 1)], NOW_MS)
+    error = errno.EIO
+
+    def fails(path: Path, *, fs: FileSystem) -> PartitionDirectory | None:
+        if path.name.startswith("t-0"):
+            raise OSError(error, os.strerror(error), str(path))
+        return read_partition(path, fs=fs)
+
+    monkeypatch.setattr("spark_broker.storage.strays.read_partition", fails)
+    assert [stray.replica.partition for stray in directory.strays()] == [1]
+    error = errno.EMFILE
+    with pytest.raises(ProcessLimitError):
+        directory.strays()
     directory.release()
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from spark_broker.protocol import wire
+from spark_broker.protocol.messages import FetchResponse
 from spark_broker.transport import server_connection
 from spark_broker.transport.byte_budget import ByteBudget
+from spark_broker.transport.channel import UNSENT
 from spark_broker.transport.frames import Operation, encode
 from spark_broker.transport.server_connection import ServerConnection
+from spark_broker.transport.server_stream import ServerStream
 from tests.support.raw_peer import joined
 from tests.support.waiting import eventually
 from tests.transport.rig import CALL, REQUEST, WAIT_S, Rig, Settings, look_often, rig
@@ -266,6 +271,139 @@ def test_a_slow_message_is_waited_for_while_nobody_waits_for_room(monkeypatch: p
             assert other.receive() is not None
         slow.write(MESSAGE[1000:])
         assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+
+
+def polls(stream: ServerStream) -> None:
+    """Each message makes its handler wait for as long as the client wants: for ever."""
+    over = threading.Event()
+    stream.on_gone = over.set
+    while stream.receive() is not None and not stream.cancelled:
+        with stream.waiting_for_client():
+            over.wait(WAIT_S)
+
+
+def is_served(of: Rig) -> None:
+    """Somebody else's message, which needs nearly all of the room, is received and answered."""
+    with of.peer(timeout_s=10.0) as other:
+        other.open("echo")
+        other.write(MESSAGE)
+        assert other.receive() is not None
+
+
+POLLS = Settings(queued_bytes=300_000, streams={"polls": polls})
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_what_is_sent_behind_a_long_poll_does_not_keep_the_room_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    """One connection could keep all clients out for as long as it wanted to wait: nothing was wrong with it."""
+    look_often(monkeypatch, PATIENCE_S=0.3)
+    with rig(monkeypatch, POLLS) as served, served.peer() as greedy:
+        for stream in range(1, streams + 1):
+            greedy.open("polls", stream)
+            greedy.message(REQUEST, stream=stream)
+            greedy.message(REQUEST, bytes(240_000 // streams), stream=stream)
+        eventually(lambda: served.used_bytes > 240_000, WAIT_S, "its bytes are held")
+        is_served(served)
+
+
+def test_a_large_message_that_wants_to_wait_does_not_keep_the_room_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_often(monkeypatch, PATIENCE_S=0.3)
+    settings = Settings(queued_bytes=1_200_000, streams={"polls": polls})
+    with rig(monkeypatch, settings) as served, served.peer() as greedy:
+        greedy.open("polls")
+        greedy.message(REQUEST, bytes(1_100_000))
+        eventually(lambda: served.used_bytes > 1_100_000, WAIT_S, "its bytes are held")
+        is_served(served)
+
+
+def answers_much(stream: ServerStream) -> None:
+    while stream.receive() is not None:
+        stream.send(FetchResponse(1, []), bytes(20_000_000))
+
+
+def test_what_is_sent_by_who_takes_no_answers_does_not_keep_the_room_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_often(monkeypatch, PATIENCE_S=0.3)
+    settings = Settings(queued_bytes=300_000, streams={"much": answers_much})
+    with rig(monkeypatch, settings) as served, served.peer(receive_buffer=4096) as deaf:
+        deaf.open("much")
+        deaf.message(REQUEST, bytes(100_000))
+        deaf.message(REQUEST, bytes(150_000))
+        is_served(served)
+
+
+def test_a_message_that_was_begun_does_not_keep_the_room_while_its_peer_takes_no_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not read then, and the time of its message did not count: a little now and then was enough."""
+    look_often(monkeypatch, PATIENCE_S=0.3)
+    with rig(monkeypatch, ONE_FITS) as served, served.peer() as slow:
+        slow.open("echo")
+        slow.write(MESSAGE[:1000])
+        served.await_used(SIZE)
+        (connection,) = (c for c in served.server._connections if c._reserved is not None)
+        connection.channel.loop.soon(lambda: connection.channel.pause(UNSENT))
+        is_served(served)
+
+
+@pytest.mark.parametrize("waits_first", [False, True])
+def test_what_waits_for_a_slow_broker_is_no_reason_to_disconnect(
+    monkeypatch: pytest.MonkeyPatch, waits_first: bool
+) -> None:
+    """`waits_first`: two threads have waited for the client before, for a moment."""
+    taken, go_on = threading.Event(), threading.Event()
+
+    def slow(stream: ServerStream) -> None:
+        while stream.receive() is not None:
+            if waits_first:
+                with stream.waiting_for_client(), stream.waiting_for_client():
+                    stream.send(FetchResponse(0, []))
+            taken.set()
+            assert go_on.wait(WAIT_S)
+            stream.send(FetchResponse(1, []))
+
+    look_often(monkeypatch, PATIENCE_S=0.1)
+    settings = Settings(queued_bytes=300_000, streams={"slow": slow})
+    with rig(monkeypatch, settings) as served, served.peer() as client, served.peer() as other:
+        client.open("slow")
+        client.message(REQUEST, bytes(100_000))
+        client.message(REQUEST, bytes(150_000))
+        assert taken.wait(WAIT_S)
+        eventually(lambda: served.used_bytes > 250_000, WAIT_S, "both are held")
+        other.open("echo")
+        other.write(MESSAGE)
+        eventually(lambda: served.server.of_clients.is_awaited, WAIT_S, "the other one waits")
+        looked = threading.Event()  # for many times its patience
+        served.server.loop.soon(lambda: served.server.loop.loop.call_later(0.5, looked.set))
+        assert looked.wait(WAIT_S)
+        go_on.set()
+        answers = [client.receive() for _ in range(4 if waits_first else 2)]
+        assert None not in answers
+        assert other.receive() is not None
+
+
+def test_a_connection_is_read_no_further_when_all_of_its_streams_together_are_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of its thousand streams could be behind by a megabyte."""
+    with rig(monkeypatch, Settings()) as served, served.peer() as peer:
+        for stream in range(1, 21):
+            peer.open("held", stream)
+            peer.write(joined(encode(Operation.MESSAGE, wire.encode(REQUEST), PAYLOAD, stream=stream)))
+        eventually(lambda: served.used_bytes > server_connection.UNREAD_MAX_BYTES, WAIT_S, "they are behind")
+        nothing_more = served.used_bytes
+        with served.peer() as other:  # It is served after what arrived before.
+            other.open("nonsense")
+            assert other.receive() is not None
+        assert served.used_bytes == nothing_more <= server_connection.UNREAD_MAX_BYTES + SIZE
+        served.go_on.release(20)
+        for _ in range(20):
+            assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
 
 
 def test_room_is_given_in_the_order_of_the_first_tries() -> None:

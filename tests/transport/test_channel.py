@@ -15,7 +15,7 @@ import pytest
 from spark_broker.errors import NetworkError, RequestTimedOutError
 from spark_broker.protocol.wire import Buffer
 from spark_broker.transport import channel as channel_module
-from spark_broker.transport.channel import UNSENT_MAX_BYTES, Channel
+from spark_broker.transport.channel import UNSENT, UNSENT_MAX_BYTES, Channel
 from spark_broker.transport.frames import Frame, FrameHeader, FrameReader, Operation, encode
 from spark_broker.transport.io_loop import IoLoop
 from spark_broker.transport.sockets import PARTS_MAX, prepare
@@ -371,6 +371,32 @@ def test_a_frame_that_waits_for_room_takes_no_time(loop: IoLoop, monkeypatch: py
         eventually(lambda: got, WAIT_S, "the frame")
         turn(loop)
         assert channel.frame_for_s == 0
+
+
+def test_the_time_of_a_frame_goes_on_while_its_peer_is_not_read_by_its_own_doing(
+    loop: IoLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(channel_module, "time", clock)
+    with connected(loop, on_frame=lambda _: None) as (channel, peer):
+        peer.sock.sendall(b"".join(map(bytes, frame(0)))[:-1])
+        eventually(lambda: channel._reader.is_within_a_frame, WAIT_S, "the frame has begun")
+        turn(loop)
+        kept = [channel.frame_kept_for_s]
+
+        def then(change: Callable[[str], None], why: str) -> None:
+            loop.soon(lambda: change(why))
+            turn(loop)
+            clock.now_s += 1
+            kept.append(channel.frame_kept_for_s)
+
+        for change, why in [(channel.pause, UNSENT), (channel.pause, "ours"), (channel.pause, "ours, too")]:
+            then(change, why)
+        assert kept == [0, 1, 1, 1]
+        for change, why in [(channel.resume, "ours"), (channel.resume, "ours, too"), (channel.resume, UNSENT)]:
+            then(change, why)
+        assert kept[4:] == [1, 2, 3]
+        assert channel.frame_for_s == 1
 
 
 def test_who_waits_for_what_was_written_is_not_told_that_the_peer_left_afterwards(loop: IoLoop) -> None:

@@ -208,18 +208,6 @@ def count_the_current_isr_only(patch: Patch) -> None:
     patch.setattr(Leadership, "maximal_isr", property(lambda self: frozenset(self._assignment.isr)))
 
 
-@bug("10", quick=False)
-def take_a_stale_answer_for_a_refusal(patch: Patch) -> None:
-    """A proposal that was taken, its answer lost, is forgotten when its repetition is refused."""
-    refused = Replica.isr_refused
-
-    def buggy(self: Replica, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
-        del error_code
-        return refused(self, leader_epoch, partition_epoch, IneligibleReplicaError.code)
-
-    patch.setattr(Replica, "isr_refused", buggy)
-
-
 @bug("10")
 def commit_below_the_minimum(patch: Patch) -> None:
     """KIP-966: the high watermark moves however small the ISR is."""

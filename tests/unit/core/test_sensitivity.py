@@ -1,6 +1,6 @@
 """The random schedules find each known bug that is put in on purpose: otherwise they would prove nothing.
 
-Here are those that the simulator cannot find; `tests/sim/bugs.py` has eleven more of the same code.
+Here are those that the simulator cannot find, or too seldom; `tests/sim/bugs.py` has ten more of the same code.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.effects import Effect, SaveEpochs
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.replica import Replica, Role
+from spark_broker.errors import IneligibleReplicaError
 from tests.support.sensitivity import Hunts, near
 from tests.unit.core.hunt import PutIn, hunt
 from tests.unit.core.model_controller import ModelController
@@ -69,11 +70,23 @@ def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
     patch.setattr(ModelController, "of", staticmethod(buggy))
 
 
+def take_a_stale_answer_for_a_refusal(patch: Patch) -> None:
+    """10: a proposal that was taken, its answer lost, is forgotten when its repetition is refused."""
+    refused = Replica.isr_refused
+
+    def buggy(self: Replica, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
+        del error_code
+        return refused(self, leader_epoch, partition_epoch, IneligibleReplicaError.code)
+
+    patch.setattr(Replica, "isr_refused", buggy)
+
+
 BUGS: list[PutIn] = [
     stay_eligible_after_a_machine_crash,
     stay_eligible_beside_a_full_isr,
     leave_epochs_past_the_log_end_on_disk,
     judge_sequence_numbers_at_followers,
+    take_a_stale_answer_for_a_refusal,
 ]
 
 

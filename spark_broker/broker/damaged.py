@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -58,7 +58,8 @@ class DamagedReplicas:
 
     @property
     def keys(self) -> list[PartitionKey]:
-        return sorted(key for key in self._numbers if key not in self._leaving)
+        with self._lock:
+            return sorted(key for key in self._numbers if key not in self._leaving)
 
     @property
     def unmoved(self) -> list[PartitionKey]:
@@ -68,7 +69,8 @@ class DamagedReplicas:
     @property
     def reports(self) -> list[tuple[str, int, int]]:
         """Topic id, partition, and the number of the damage."""
-        return sorted((*key, number) for key, number in self._numbers.items() if key not in self._leaving)
+        with self._lock:
+            return sorted((*key, number) for key, number in self._numbers.items() if key not in self._leaving)
 
     def is_unheard(self, key: PartitionKey) -> bool:
         """Whether the controller may still count on a log that this process has quarantined.
@@ -96,11 +98,8 @@ class DamagedReplicas:
         for find in found:
             self._suffixes[find.key] = DIVERGED_SUFFIX if find.diverged else DAMAGED_SUFFIX
         topics = {find.key: find.topic for find in found}
-        self._write({**self._numbers, **numbers}, {**self._unmoved, **topics})
+        self._write({**self._numbers, **numbers}, {**self._unmoved, **topics}, settled=numbers.keys())
         self._newest += len(found)
-        with self._lock:
-            self._taken_out -= numbers.keys()
-            self._leaving -= numbers.keys()
         self._move()
 
     def heard(self, newest: int) -> bool:
@@ -133,7 +132,9 @@ class DamagedReplicas:
 
         What the disk refuses is tried again by the next call. Raises SyncFailedError.
         """
-        waiting = [*self._waiting(), *(key for key in self._unmoved if key in self._leaving)]
+        # Of what an earlier process found, the controller knows before this broker is live.
+        early = [key for key in self._unmoved if self._numbers[key] == BEFORE_THIS_PROCESS or key in self._leaving]
+        waiting = dict.fromkeys([*self._waiting(), *early])
         self.write_down()
         self._move()
         free = [key for key in waiting if key not in self._unmoved]
@@ -158,10 +159,7 @@ class DamagedReplicas:
         if leaving:
             numbers = {key: number for key, number in self._numbers.items() if key not in leaving}
             with _or_later("replicas that were damaged stay on the list for now"):
-                self._write(numbers, self._unmoved)
-                with self._lock:
-                    self._taken_out -= leaving
-                    self._leaving -= leaving
+                self._write(numbers, self._unmoved, settled=leaving)
 
     def _move(self) -> None:
         """Move the directories that are still in their place, each by itself: one that fails keeps no other there."""
@@ -176,13 +174,22 @@ class DamagedReplicas:
                 unmoved = {key: topic for key, topic in self._unmoved.items() if key not in moved}
                 self._write(self._numbers, unmoved)
 
-    def _write(self, numbers: Mapping[PartitionKey, int], unmoved: Mapping[PartitionKey, str]) -> None:
+    def _write(
+        self,
+        numbers: Mapping[PartitionKey, int],
+        unmoved: Mapping[PartitionKey, str],
+        settled: Collection[PartitionKey] = (),
+    ) -> None:
+        """Change the list. `settled`: what was noted of these is done, or is about damage before the present one."""
         unmoved = {key: topic for key, topic in unmoved.items() if key in numbers}
         try:
             write_quarantine(self._directory.path, numbers, unmoved, fs=self._directory.fs)
         except OSError as error:
             raise storage_error(error, str(self._directory.path)) from error
-        self._numbers, self._unmoved = numbers, unmoved
+        with self._lock:
+            self._numbers, self._unmoved = numbers, unmoved
+            self._taken_out.difference_update(settled)
+            self._leaving.difference_update(settled)
 
 
 @contextmanager

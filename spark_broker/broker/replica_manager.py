@@ -242,20 +242,26 @@ class ReplicaManager(ReplicaFiles):
         self._fetchers.stop()
         for partition in self.partitions():
             partition.stop(NotLeaderOrFollowerError("the broker is shutting down"))
-        steps = [self._damaged.write_down, self._save_last_high_watermarks] if clean else []
+        steps = [self._damaged.write_down, self._save_last_high_watermarks, self._check_recovered] if clean else []
         steps += [partial(partition.close, clean=clean) for partition in self.partitions()]
         failures = [failure for step in steps if (failure := _failure_of(step)) is not None]
         if failures:
             raise min(failures, key=lambda failure: isinstance(failure, StorageRefusedError))  # the worst
 
     def _save_last_high_watermarks(self) -> None:
-        """On a full disk the older ones stay. They are lower, but not what a crash of the machine has left behind."""
+        """On a full disk the older ones stay: they are lower, or `_check_recovered` tells of what a crash has left."""
         try:
             self.save_high_watermarks()
         except StorageRefusedError as error:
-            if self._directory.start_kind is StartKind.MACHINE_CRASH and not self._recovered:
-                raise
             logger.warning("the newest high watermarks are not saved: %s", error)
+
+    def _check_recovered(self) -> None:
+        """Raises StorageRefusedError where a log was not recovered from the last crash, or was closed half-way: that is
+        left to the next process.
+        """
+        since_crash = self._directory.start_kind is not StartKind.CLEAN and not self._recovered
+        if since_crash or self._has_unrecovered():
+            raise StorageRefusedError("not every replica here was opened and closed in order")
 
 
 def _failure_of(step: Callable[[], None]) -> SparkBrokerError | None:

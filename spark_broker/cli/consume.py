@@ -101,7 +101,8 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
     if offset == "latest":
         return consumer.end_offsets(chosen)
     if (number := digits(offset)) is not None:
-        return {tp: _from(number, tp, begins) for tp, begins in consumer.beginning_offsets(chosen).items()}
+        begins, ends = consumer.beginning_offsets(chosen), consumer.end_offsets(chosen)
+        return {tp: _from(number, tp, begins[tp], ends[tp]) for tp in chosen}
     try:
         when = parsed(offset)
     except ValueError:
@@ -115,10 +116,12 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
     return {tp: ends[tp] if at is None else at for tp, at in offsets.items()}
 
 
-def _from(number: int, partition: TopicPartition, begins: int) -> int:
+def _from(number: int, partition: TopicPartition, begins: int, ends: int) -> int:
     if number < begins:
         note(f"records of {partition} before {begins} are deleted: from {begins} on")
-    return max(number, begins)
+    elif number > ends:
+        note(f"{partition} ends at {ends}: from there on")
+    return max(begins, min(number, ends))
 
 
 def read(consumer: Consumer, ends: dict[TopicPartition, int] | None, limit: int | None) -> Iterator[ConsumedBatch]:

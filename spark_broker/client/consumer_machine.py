@@ -77,7 +77,7 @@ class ConsumerMachine:
         self.pattern = ""
         self.checks = TopicChecks(self.partitions, columns)
         self.failure: SparkBrokerError | InvariantError | None = None  # of the consumer; poll raises it
-        self._unreachable: SparkBrokerError | None = None  # no address of bootstrap.servers has ever answered
+        self._unreachable: SparkBrokerError | None = None  # the last try found no address of bootstrap.servers
         self.closed = False
         fetch_machine = FetchMachine(config, columns, backoff) if fetches is None else fetches
         self.leaders = LeaderFetches(config, fetch_machine, self.partitions)
@@ -313,8 +313,9 @@ class ConsumerMachine:
             error = position.notify_truncation() if self.partitions.get(position.tp) is position else None
             if error is not None:
                 raise error
-        self.raise_lasting()
-        failure, self.failure = self.failure or self._unreachable, None
+        if self.failure is not None:
+            self.raise_lasting()
+        failure, self.failure, self._unreachable = self.failure or self._unreachable, None, None
         if failure is None and self.group is not None:
             failure = self.group.take_failure()
         if failure is not None:

@@ -46,6 +46,7 @@ from spark_broker.client.transactions import Offsets, TransactionManager, check_
 from spark_broker.client.unseen import Unseen, WatchedFuture
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
+    BootstrapUnreachableError,
     BufferExhaustedError,
     ClosedError,
     InvalidTxnStateError,
@@ -342,8 +343,8 @@ class Producer(OfOneProcess):
         self._lingering.close(deadline)
         self._sender.drain(deadline)
         self._sender.close()
-        self._lingering.hand_on()  # what had no time fails
         self._metadata.close()
+        self._lingering.hand_on()  # what had no time fails
         self._tell_of_unseen()
         self._closer = 0
 
@@ -463,7 +464,7 @@ class Producer(OfOneProcess):
             self._sender.prepare(soon or deadline)
             rows = builder.build()
         except SparkBrokerError as error:
-            if soon is not None and soon.expired and error.retriable:
+            if soon is not None and (error.retriable or isinstance(error, BootstrapUnreachableError)):
                 raise OutOfTimeError from error
             self._note_failure(error)
             complete(error)

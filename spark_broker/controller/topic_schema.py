@@ -18,16 +18,21 @@ SCHEMAS_MAX = 1000
 SCHEMAS_BYTES_MAX = 24 << 20
 """Most bytes of the schemas of all topics. Brokers and clients that ask for all topics get them in one message."""
 
+SMALL_BYTES = 4096
+SMALL_BYTES_MAX = 32 << 20
+"""Small schemas are taken up to this limit: a few large ones must not keep others from making topics."""
+
 
 def check_size(image: MetadataImage, schema: bytes) -> None:
     """Raises InvalidSchemaError for a schema that no broker would read, or that does not fit beside the others."""
     if len(schema) > MAX_SCHEMA_BYTES:
         raise InvalidSchemaError(f"a schema message of {len(schema)} bytes; the limit is {MAX_SCHEMA_BYTES}")
-    others = sum(len(each) for topic in image.topics.values() for each in topic.schemas)
-    if others + len(schema) > SCHEMAS_BYTES_MAX:
+    limit = SMALL_BYTES_MAX if len(schema) <= SMALL_BYTES else SCHEMAS_BYTES_MAX
+    total = len(schema) + sum(len(each) for topic in image.topics.values() for each in topic.schemas)
+    if total > limit:
         raise InvalidSchemaError(
-            f"the schemas of all topics would have {others + len(schema)} bytes; the limit is {SCHEMAS_BYTES_MAX}",
-            hint="Shorter names of columns, and fewer changes of large schemas, take less.",
+            f"the schemas of all topics would have {total} bytes; the limit is {limit}",
+            hint="A topic keeps every schema that it had: delete topics whose large schema has changed often.",
         )
 
 

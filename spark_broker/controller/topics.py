@@ -76,7 +76,8 @@ def create_topic(
     if image.topic(request.name) is not None:
         raise TopicAlreadyExistsError(f"topic {request.name}")
     config = stored_config(defaults_of(settings, request.name, internal=request.internal), request.config)
-    check_size(image, values.schema)
+    if not request.internal:
+        check_size(image, values.schema)
     replicas = _assignment(image, request, settings, disks)
     records: list[MetadataRecord] = [
         TopicRecord(request.name, values.topic_id, config, request.internal),

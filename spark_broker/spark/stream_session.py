@@ -94,7 +94,7 @@ class StreamSession:
         """Leader epochs of the records before these offsets; -1: not known."""
         if not offsets:
             return {}
-        reaches = {tp: Reach(offset, EVERY_BYTE) for tp, offset in offsets.items()}
+        reaches = {tp: Reach(offset) for tp, offset in offsets.items()}
         return {tp: info.start_epoch for tp, info in self._look_up(offsets, self._deadline(), reaches).items()}
 
     def topic_of(self, part: OffsetRange) -> TopicView:

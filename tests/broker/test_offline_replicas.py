@@ -41,6 +41,7 @@ from spark_broker.errors import (
     NotLeaderOrFollowerError,
     SparkBrokerError,
     StorageFullError,
+    StorageRefusedError,
     SyncFailedError,
 )
 from spark_broker.protocol.arrow_message import assign, encode_batch
@@ -723,8 +724,46 @@ def test_marks_that_a_crash_has_made_too_high_do_not_outlive_a_stop_in_order(bro
     second = Broker(broker.fs.crash_machine(random.Random(1)), broker)
     second.fs.capacity_bytes = second.fs.used_bytes
     second.apply()
-    with pytest.raises(StorageFullError):
+    with pytest.raises(StorageRefusedError):
         second.manager.stop(clean=True)
+
+
+@pytest.mark.parametrize("machine", [False, True], ids=["process", "machine"])
+def test_a_stop_in_order_does_not_hide_a_log_that_was_never_recovered(machine: bool) -> None:
+    """Story: the limit of files kept a log from being opened after a crash. The operator stopped the broker to raise
+    it, and the next start took the torn log for one that was closed in order.
+    """
+    first = Broker()
+    first.topics = {"good": 1, "bad": 1}
+    first.apply()
+    for name in first.topics:
+        first.write(name, b"a")
+        first.manager.partition(*first.key(name)).flush()
+    first.directory.update(broker_id=0)
+    second = Broker(first.fs.crash_machine(random.Random(1)) if machine else first.fs.crash_process(), first)
+    second.fs.on_operation = lambda operation: Fault(errno.EMFILE) if "/bad-0" in operation.path else None
+    second.apply()
+    assert second.manager.offline == {second.id_of("bad"): [0]}
+    with pytest.raises(StorageRefusedError, match="not every replica"):
+        second.manager.stop(clean=True)
+    kind = StartKind.MACHINE_CRASH if machine else StartKind.PROCESS_CRASH
+    third = Broker(second.fs.crash_process(), second)
+    assert third.directory.start_kind is kind
+    third.fs.heal()
+    third.apply()
+    assert (third.rows("good"), third.rows("bad")) == (1, 1)
+    third.manager.stop(clean=True)
+
+
+def test_a_stop_in_order_does_not_hide_a_log_that_was_let_go(broker: Broker) -> None:
+    """It was closed without a sync, and the marker would say that everything is synced."""
+    partition = broker.manager.partition(*broker.key("old"))
+    broker.manager._on_unusable(partition, KafkaStorageError("half-way"))
+    broker.fs.on_operation = lambda operation: Fault(errno.EMFILE) if "/old-0" in operation.path else None
+    broker.retry()
+    assert broker.manager.offline == {broker.id_of("old"): [0]}
+    with pytest.raises(StorageRefusedError, match="not every replica"):
+        broker.manager.stop(clean=True)
 
 
 def test_a_log_that_cannot_be_closed_keeps_no_other_from_being_closed(

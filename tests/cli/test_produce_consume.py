@@ -344,3 +344,17 @@ def test_an_offset_below_the_log_start_reads_what_is_there(
         monkeypatch.setattr(Consumer, "beginning_offsets", deleted_meanwhile)
         ended = run("consume", "t", "-o", "value")
     assert ended.out.split() == ["5", "6", "7", "8", "9"]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_an_offset_beyond_the_end_of_one_partition_reads_none_of_its_records(
+    cluster: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    cluster.create("t", 2)
+    for partition, values_there in ((0, b"0\n1\n"), (1, b"0\n1\n2\n3\n4\n5\n")):
+        for value in values_there.split():
+            run("produce", "t", "--partition", partition, stdin=value + b"\n")
+    last = ("--follow", "--num", "2") if follow else ()
+    ended = run("consume", "t", "--offset", "4", "-o", "value", *last)
+    assert "t-0 ends at 2" in ended.err
+    assert ended.out.split() == ["4", "5"]

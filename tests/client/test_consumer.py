@@ -560,6 +560,7 @@ def test_unreachable_addresses_are_all_named() -> None:
         message = str(poll_error(consumer, BootstrapUnreachableError))
         assert "127.0.0.1:1" in message
         assert "127.0.0.1:2" in message
+        assert consumer.poll(0.2) == [], "told once for each try: a loop that logs it does not spin"
 
 
 def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, values: Values) -> None:

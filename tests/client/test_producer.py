@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Producer
+from spark_broker.client.retry import Deadline
 from spark_broker.errors import (
     BootstrapUnreachableError,
     BufferExhaustedError,
@@ -31,7 +32,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import RecordMetadata
 from spark_broker.protocol.frame import BatchHeader
-from spark_broker.protocol.messages import AppendRequest, MetadataRequest
+from spark_broker.protocol.messages import AppendRequest, InitProducerIdRequest, Message, MetadataRequest
 from spark_broker.protocol.murmur2 import partition_of
 from tests.client.fake_broker import BreakAfterStoring, FakeCluster, Reaction, StoreSilently
 from tests.conftest import WaitUntil
@@ -673,6 +674,54 @@ def test_an_append_waits_for_earlier_sends_no_longer_than_for_its_own_room(
     assert isinstance(producer.append("t", values("z")).exception(WAIT_S), BufferExhaustedError)
     assert time.monotonic() - began_s < 3
     producer.close(0)
+
+
+@pytest.mark.parametrize("error", [BootstrapUnreachableError("nobody answers"), RequestTimedOutError("too late")])
+def test_a_flush_that_finds_no_broker_leaves_the_records_to_a_later_try(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, error: SparkBrokerError
+) -> None:
+    """Story: brokers came back after the flush, within max.block.ms, and the records had failed."""
+    cluster.create("t")
+
+    back = threading.Event()
+
+    with Producer(cluster.bootstrap, linger_ms=3_600_000) as producer:
+        prepare = producer._sender.prepare
+
+        def nobody_yet(deadline: Deadline) -> None:
+            if not back.wait(deadline.remaining_s / 2):  # The back-off is longer than what is left.
+                raise error
+            prepare(deadline)
+
+        monkeypatch.setattr(producer._sender, "prepare", nobody_yet)
+        future = producer.send("t", b"a")
+        with pytest.raises(RequestTimedOutError):
+            producer.flush(1)
+        assert not future.done()
+        back.set()
+        producer.flush()
+        assert future.result(WAIT_S).offset == 0
+
+
+def test_a_close_keeps_its_time_while_another_thread_waits_for_a_broker(cluster: FakeCluster) -> None:
+    cluster.create("t")
+    asked, answered = threading.Event(), threading.Event()
+
+    def silent(broker: int, request: Message) -> Message | None:
+        if isinstance(request, InitProducerIdRequest):
+            asked.set()
+            answered.wait(WAIT_S * 2)
+        return None
+
+    cluster.call_hook = silent
+    producer = Producer(cluster.bootstrap, linger_ms=5, max_block_ms=60_000)
+    future = producer.send("t", b"a")
+    assert asked.wait(WAIT_S)
+    began_s = time.monotonic()
+    producer.close(0.5)
+    assert time.monotonic() - began_s < WAIT_S / 2
+    assert isinstance(future.exception(WAIT_S), SparkBrokerError)
+    answered.set()
 
 
 def test_a_callback_may_append(cluster: FakeCluster, producer: Producer, values: Values) -> None:

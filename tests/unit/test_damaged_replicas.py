@@ -311,3 +311,17 @@ def test_a_replica_that_is_moved_away_while_its_damaged_directory_is_in_its_plac
     assert damaged.is_unheard(KEY)
     assert damaged.settle() == [KEY]
     assert not damaged.is_unheard(KEY)
+
+
+def test_what_an_earlier_process_could_not_move_begins_anew_once_it_is_moved(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that is before the controller says what it has heard: no process of before is asked about it again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "quarantine", _full_of_files)
+        DamagedReplicas(directory).quarantine(KEY, "t")
+        damaged = DamagedReplicas(directory)
+    assert damaged.is_unheard(KEY)
+    assert damaged.settle() == [KEY]
+    assert not damaged.is_unheard(KEY)
+    assert damaged.keys == [KEY]

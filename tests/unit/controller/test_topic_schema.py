@@ -125,8 +125,14 @@ def test_the_schemas_of_all_topics_fit_into_one_message(monkeypatch: pytest.Monk
     cluster = Cluster()
     made = topic(cluster)
     monkeypatch.setattr(topic_schema, "SCHEMAS_BYTES_MAX", 4 * len(made.schemas[0]))
+    monkeypatch.setattr(topic_schema, "SMALL_BYTES", len(made.schemas[0]))
+    monkeypatch.setattr(topic_schema, "SMALL_BYTES_MAX", 5 * len(made.schemas[0]))
     with pytest.raises(InvalidSchemaError, match="of all topics"):
         cluster.call(request("t", wide("b", 10)))
     with pytest.raises(InvalidSchemaError, match="of all topics"):
         cluster.create_topic("u", partitions=1, factor=1, schema=schema_to_bytes(wide("b", 10)))
-    cluster.create_topic("u", partitions=1, factor=1, schema=made.schemas[0])
+    for name in ("u", "v", "w", "x"):
+        cluster.create_topic(name, partitions=1, factor=1, schema=made.schemas[0])
+    with pytest.raises(InvalidSchemaError, match="of all topics"):
+        cluster.create_topic("y", partitions=1, factor=1, schema=made.schemas[0])
+    cluster.call(EnsureOffsetsTopicRequest())  # Groups work nevertheless.

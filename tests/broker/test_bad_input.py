@@ -207,14 +207,14 @@ def test_an_offset_out_of_range_is_an_error_where_no_reset_is_wanted(process_clu
 
 
 def test_an_unreachable_bootstrap_address_is_named() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with (
-        pytest.raises(BootstrapUnreachableError, match=str(port)),
-        Admin(f"127.0.0.1:{port}", default_api_timeout_ms=2000) as admin,
-    ):
-        admin.list_topics()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # It does not listen, and nobody else gets the port.
+        port = silent.getsockname()[1]
+        with (
+            pytest.raises(BootstrapUnreachableError, match=str(port)),
+            Admin(f"127.0.0.1:{port}", default_api_timeout_ms=2000) as admin,
+        ):
+            admin.list_topics()
 
 
 def test_an_unknown_client_setting_names_the_nearest(process_cluster: ProcessCluster) -> None:

@@ -133,13 +133,12 @@ class Admin(GroupAdmin, OfOneProcess):
             raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
         self._change(DeleteTopicRequest(name, topic.topic_id), deadline)
 
-        def is_gone() -> bool:  # Another topic of the name may be there already.
-            shown = self._metadata.fetch([name], deadline).topic(name)
+        def shows_another(shown: TopicView | TopicMetadata | None) -> bool:
             return shown is None or shown.topic_id != topic.topic_id
 
         late = RequestTimedOutError(f"topic {name!r} was deleted, but brokers still show it")
-        self._await(is_gone, deadline, late)
-        self._await_brokers(name, lambda shown: shown is None or shown.topic_id != topic.topic_id, deadline)
+        self._await(lambda: shows_another(self._metadata.fetch([name], deadline).topic(name)), deadline, late)
+        self._await_brokers(name, shows_another, deadline)
 
     def delete_topics(self, names: Iterable[str]) -> dict[str, SparkBrokerError | None]:
         """Delete several topics. Returns for each name None, or the reason why that topic was not deleted.
@@ -363,7 +362,7 @@ class Admin(GroupAdmin, OfOneProcess):
         self._metadata.use([name])
         grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
         missing = UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
-        self._await(lambda: name in self._metadata.refresh(deadline).topics, min(grace, deadline, key=_moment), missing)
+        self._await(lambda: name in self._metadata.refresh(deadline).topics, grace.or_sooner(deadline), missing)
         topic = self._metadata.view.topic(name)
         if topic is None:
             raise missing
@@ -460,7 +459,3 @@ def _moment_of(moment: object) -> Moment:
             f"{reprlib.repr(moment)} is neither a datetime nor 'earliest' nor 'latest'", hint="Give one of these."
         )
     return edge
-
-
-def _moment(deadline: Deadline) -> float:
-    return deadline.at_s

@@ -90,7 +90,7 @@ class CoordinatorClient:
             nonlocal attempt
             attempt += 1
             limit = deadline if patient else Deadline.after_ms(PATIENCE_MS << min(attempt - 1, 16))
-            return self._ask_leader(request, min(limit, deadline, key=lambda each: each.at_s), deadline)
+            return self._ask_leader(request, limit.or_sooner(deadline), deadline)
 
         return self._checked(request, self._retried(once, deadline), answer)
 

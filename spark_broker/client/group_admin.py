@@ -201,7 +201,7 @@ class _Survey:
         self._failures.clear()
         for broker in sorted(brokers.values(), key=lambda broker: broker.id):
             patience = Deadline.after_ms(PATIENCE_MS << min(attempt, 16))
-            self._ask(broker, len(topic.partitions), min(patience, deadline, key=lambda each: each.at_s))
+            self._ask(broker, len(topic.partitions), patience.or_sooner(deadline))
 
     def _ask(self, broker: BrokerMetadata, partitions: int, limit: Deadline) -> None:
         try:

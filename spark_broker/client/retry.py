@@ -65,6 +65,10 @@ class Deadline:
     def expired(self) -> bool:
         return time.monotonic() >= self.at_s
 
+    def or_sooner(self, other: Deadline) -> Deadline:
+        """The one of both that comes first."""
+        return other if other.at_s < self.at_s else self
+
 
 class TopicGrace:
     """Which errors one call retries: the retriable ones. The absence of a topic is retried only until it is certain."""

@@ -245,7 +245,7 @@ class TransactionManager:
             return
         self._state.close(committing=False)
         try:
-            self._discard(min(deadline, Deadline.after_ms(self._config.max_block_ms), key=lambda each: each.at_s))
+            self._discard(deadline.or_sooner(Deadline.after_ms(self._config.max_block_ms)))
             self._state.end()
         finally:
             self._state.reopen()

@@ -267,8 +267,8 @@ def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, s
 def _check_internal(name: str, config: Mapping[str, str]) -> None:
     """Raises InvalidConfigError for what would keep coordinators from appending, or lose what they decided."""
     settings = TopicConfig.parse(config)
-    for setting in sorted(OF_ROWS & config.keys()):
-        raise InvalidConfigError(f"{setting}: the internal topic {name} has neither columns nor a table")
+    if of_rows := sorted(OF_ROWS & config.keys()):
+        raise InvalidConfigError(f"{', '.join(of_rows)}: the internal topic {name} has neither columns nor a table")
     if settings.cleanup_policy != ("compact",):
         raise InvalidConfigError(f"cleanup.policy: {name} is compacted, and keeps the newest record of each key")
     if name == TRANSACTION_STATE_TOPIC and settings.unclean_leader_election_enable:

@@ -16,7 +16,7 @@ from spark_broker.client.delta_rows import unreadable
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
-from spark_broker.errors import InconsistentTopicIdError, MissingDependencyError, OffsetOutOfRangeError
+from spark_broker.errors import MissingDependencyError, OffsetOutOfRangeError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
@@ -25,7 +25,7 @@ from spark_broker.spark.columns import CREATE_TIME
 from spark_broker.spark.delta_session import check_delta, delta_snapshot, why_incomplete
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
 from spark_broker.spark.options import ReadOptions, parse_options
-from spark_broker.spark.planned_topic import TOPIC_GONE, is_gone
+from spark_broker.spark.planned_topic import TOPIC_GONE, is_gone, planned_topic
 from spark_broker.spark.planning import check_named, newest, resolve_bound
 from spark_broker.spark.spark_failures import root_cause, said
 from spark_broker.times import LATEST
@@ -70,11 +70,7 @@ def ranges_with_history(
     with connected(read.settings) as metadata:
         metadata.use([topic])
         try:
-            view = metadata.topic(topic, deadline)
-            if topic_id is not None and view.topic_id != topic_id:
-                raise InconsistentTopicIdError(
-                    f"topic {topic!r} was deleted and created again after the batch was planned"
-                )
+            view = planned_topic(metadata, topic, topic_id, deadline)
         except TOPIC_GONE as error:
             if read.fail_on_data_loss or not is_gone(metadata, topic, topic_id, deadline):
                 raise

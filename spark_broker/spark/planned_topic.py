@@ -11,26 +11,23 @@ if TYPE_CHECKING:
     from spark_broker.client.cluster_view import TopicView
     from spark_broker.client.metadata import ClusterMetadata
     from spark_broker.client.retry import Deadline
-    from spark_broker.spark.ranges import OffsetRange
 
 TOPIC_GONE = (InconsistentTopicIdError, UnknownTopicOrPartitionError)
 """What `planned_topic` raises. Brokers answer with them, too, where they only lag behind."""
 
 
-def planned_topic(metadata: ClusterMetadata, part: OffsetRange, deadline: Deadline) -> TopicView:
-    """The topic of the range.
+def planned_topic(metadata: ClusterMetadata, name: str, topic_id: str | None, deadline: Deadline) -> TopicView:
+    """The topic of a range. `topic_id` None: whatever topic has the name.
 
     Raises InconsistentTopicIdError if another topic has its name now, and UnknownTopicOrPartitionError once it is
     certain that none has.
     """
-    topic = metadata.topic(part.topic, deadline)
-    if topic.topic_id != part.topic_id:  # The metadata may be older than the plan.
+    topic = metadata.topic(name, deadline)
+    if topic_id not in (None, topic.topic_id):  # The metadata may be older than the plan.
         metadata.refresh(deadline)
-        topic = metadata.topic(part.topic, deadline)
-    if topic.topic_id != part.topic_id:
-        raise InconsistentTopicIdError(
-            f"topic {topic.name!r} was deleted and created again after the query was planned"
-        )
+        topic = metadata.topic(name, deadline)
+    if topic_id not in (None, topic.topic_id):
+        raise InconsistentTopicIdError(f"topic {name!r} was deleted and created again after the query was planned")
     return topic
 
 

@@ -84,9 +84,8 @@ class RangeReader:
         """One list for each answer of a leader. The last batch ends where the range does.
 
         Raises InconsistentTopicIdError when the topic was created again, and UnknownTopicOrPartitionError when it was
-        deleted. Raises OffsetOutOfRangeError when records are
-        gone (with failOnDataLoss=false they are passed over). Raises any other typed error that lasted for
-        default.api.timeout.ms without progress.
+        deleted. Raises OffsetOutOfRangeError when records are gone (with failOnDataLoss=false they are passed over).
+        Raises any other typed error that lasted for default.api.timeout.ms without progress.
         """
         try:
             while self._position < self._part.end:
@@ -164,7 +163,7 @@ class RangeReader:
         return FetchMachine(self._settings, self._columns, self._metadata.backoff, boot_id=boot_id)
 
     def _topic(self) -> TopicView:
-        return planned_topic(self._metadata, self._part, self._deadline)
+        return planned_topic(self._metadata, self._part.topic, self._part.topic_id, self._deadline)
 
     def _open(self, topic: TopicView) -> RangeSession:
         leader = self._metadata.view.leader(self._part.topic, self._part.partition)

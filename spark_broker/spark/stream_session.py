@@ -99,7 +99,7 @@ class StreamSession:
 
     def topic_of(self, part: OffsetRange) -> TopicView:
         """The topic of the range. Raises as `planned_topic` does."""
-        return planned_topic(self._metadata, part, self._deadline())
+        return planned_topic(self._metadata, part.topic, part.topic_id, self._deadline())
 
     def is_gone(self, part: OffsetRange) -> bool:
         """Whether the topic of the range certainly does not exist any more."""

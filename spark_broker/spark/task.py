@@ -106,7 +106,7 @@ def _read_range(
 
     timeout_ms = options.settings.default_api_timeout_ms
     try:
-        topic = planned_topic(metadata, part, Deadline.after_ms(timeout_ms))
+        topic = planned_topic(metadata, part.topic, part.topic_id, Deadline.after_ms(timeout_ms))
         output = output_of(schema, offered(topic, options))
         reader = RangeReader(
             metadata,

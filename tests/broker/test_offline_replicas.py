@@ -224,6 +224,18 @@ def broker() -> Broker:
     return broker
 
 
+def good_and_bad() -> Broker:
+    """It has two topics of one record each, which are synced, and its id."""
+    broker = Broker()
+    broker.topics = {"good": 1, "bad": 1}
+    broker.apply()
+    for name in broker.topics:
+        broker.write(name, b"a")
+        broker.manager.partition(*broker.key(name)).flush()
+    broker.directory.update(broker_id=0)
+    return broker
+
+
 def full(broker: Broker) -> Callable[[], None]:
     broker.fs.capacity_bytes = broker.fs.used_bytes
     return lambda: setattr(broker.fs, "capacity_bytes", None)
@@ -537,13 +549,7 @@ def test_a_broker_that_has_stopped_opens_no_log(broker: Broker) -> None:
 
 
 def test_a_log_that_could_not_be_recovered_is_recovered_from_the_same_crash_by_the_next_process() -> None:
-    first = Broker()
-    first.topics = {"good": 1, "bad": 1}
-    first.apply()
-    for name in first.topics:
-        first.write(name, b"a")
-        first.manager.partition(*first.key(name)).flush()
-    first.directory.update(broker_id=0)
+    first = good_and_bad()
     fs = first.fs.crash_machine(random.Random(1))
 
     def refuse(operation: Operation) -> Fault | None:
@@ -668,12 +674,7 @@ def test_a_replica_whose_directory_cannot_be_looked_at_is_offline_and_no_other(
     machine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Story: `stat` of one replica's directory failed with EIO, and its broker ended at each start."""
-    first = Broker()
-    first.topics = {"bad": 1, "good": 1}
-    first.apply()
-    for name in first.topics:
-        first.write(name, b"a")
-        first.manager.partition(*first.key(name)).flush()
+    first = good_and_bad()
     if not machine:
         first.manager.stop(clean=True)
         first.directory.mark_clean()
@@ -733,13 +734,7 @@ def test_a_stop_in_order_does_not_hide_a_log_that_was_never_recovered(machine: b
     """Story: the limit of files kept a log from being opened after a crash. The operator stopped the broker to raise
     it, and the next start took the torn log for one that was closed in order.
     """
-    first = Broker()
-    first.topics = {"good": 1, "bad": 1}
-    first.apply()
-    for name in first.topics:
-        first.write(name, b"a")
-        first.manager.partition(*first.key(name)).flush()
-    first.directory.update(broker_id=0)
+    first = good_and_bad()
     second = Broker(first.fs.crash_machine(random.Random(1)) if machine else first.fs.crash_process(), first)
     second.fs.on_operation = lambda operation: Fault(errno.EMFILE) if "/bad-0" in operation.path else None
     second.apply()

@@ -320,17 +320,23 @@ def test_a_deleted_topic_is_data_loss_and_its_neighbours_are_read_on(cluster: Fa
 GONE = {"failOnDataLoss": "false", "default.api.timeout.ms": "5000"}
 
 
+def planned_twice(cluster: FakeCluster, stream: MakeStream) -> tuple[Stream, Stream]:
+    """A strict and a lenient query of the topics `a` and `b`, each of which has planned a batch of all 40 records."""
+    fill(cluster, "a", 1, 20)
+    fill(cluster, "b", 1, 20)
+    strict, lenient = stream(subscribe="a,b", **EARLIEST), stream(subscribe="a,b", **EARLIEST, **GONE)
+    assert strict.plan()
+    assert lenient.plan()
+    return strict, lenient
+
+
 @pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize("anew", [None, SCHEMA, pa.schema([("other", pa.string())])])
 def test_a_topic_that_goes_before_the_tasks_of_a_batch_is_passed_over(
     cluster: FakeCluster, stream: MakeStream, caplog: pytest.LogCaptureFixture, anew: pa.Schema | None
 ) -> None:
     """As in Spark's KafkaDontFailOnDataLossSuite. A restart of the query passes over it, too."""
-    fill(cluster, "a", 1, 20)
-    fill(cluster, "b", 1, 20)
-    strict, lenient = stream(subscribe="a,b", **EARLIEST), stream(subscribe="a,b", **EARLIEST, **GONE)
-    assert strict.plan()
-    assert lenient.plan()
+    strict, lenient = planned_twice(cluster, stream)
     replace_topic(cluster, anew)
     with pytest.raises(UnknownTopicOrPartitionError if anew is None else InconsistentTopicIdError):
         strict.run()
@@ -347,11 +353,7 @@ def test_a_topic_that_goes_between_offsets_and_ranges_is_passed_over(
     cluster: FakeCluster, stream: MakeStream, anew: pa.Schema | None
 ) -> None:
     """The planner has newer metadata than the plan of the offsets."""
-    fill(cluster, "a", 1, 20)
-    fill(cluster, "b", 1, 20)
-    strict, lenient = stream(subscribe="a,b", **EARLIEST), stream(subscribe="a,b", **EARLIEST, **GONE)
-    assert strict.plan()
-    assert lenient.plan()
+    strict, lenient = planned_twice(cluster, stream)
     replace_topic(cluster, anew)
     for query in (strict, lenient):
         session = query.reader._connected()  # type: ignore[attr-defined]

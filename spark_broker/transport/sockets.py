@@ -20,10 +20,10 @@ PARTS_MAX = 512
 
 class OwnSocket(socket.socket):
     """It is closed when nobody holds it. A signal's handler may raise between any two steps of a user's thread, also
-    before anybody holds the socket."""
+    before anybody holds the socket, and before the standard library has finished it."""
 
-    def __del__(self) -> None:
-        self.close()
+    __del__ = socket.SocketType.close
+    """Of the C type: no handler can raise in it, and it needs nothing that `socket.__init__` sets."""
 
 
 def connected(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:

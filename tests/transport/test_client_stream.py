@@ -9,10 +9,12 @@ import queue
 import random
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import pytest
 
@@ -277,6 +279,39 @@ def test_streams_that_come_and_go_in_many_threads_hear_only_their_own_answers(mo
         for thread in threads:
             thread.join(WAIT_S)
         assert failed.empty(), failed.get()
+
+
+def test_a_connection_that_is_interrupted_at_any_line_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: the signal came within `socket.__init__`, and what was to close the socket failed for want of a field."""
+    lines, stop_at, said = 0, 0, []
+
+    def trace(frame: FrameType, event: str, arg: object) -> Callable[..., object]:
+        nonlocal lines
+        lines += event == "line"
+        if lines == stop_at and event == "line":
+            raise InterruptError
+        return trace
+
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with socket.create_server((HOST, 0)) as server, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        port = server.getsockname()[1]
+        connected(HOST, port).close()  # What is loaded once, is.
+        gc.collect()
+        before, ended = descriptors(), False
+        while not ended:
+            lines, stop_at = 0, stop_at + 1
+            sys.settrace(trace)
+            try:
+                connected(HOST, port).close()
+                ended = True
+            except InterruptError:
+                pass
+            finally:
+                sys.settrace(None)
+            gc.collect()
+    assert stop_at > 20
+    assert (said, warned, descriptors()) == ([], [], before - 1)
 
 
 def test_a_socket_that_an_interrupt_leaves_to_nobody_is_closed_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:

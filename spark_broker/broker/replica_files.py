@@ -26,8 +26,8 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.replica_fetchers import NewFetcher, ReplicaFetchers
 from spark_broker.broker.room import Room
+from spark_broker.broker.seen_metadata import SeenMetadata
 from spark_broker.config import ClusterSettings
-from spark_broker.controller import lineage
 from spark_broker.core.replica import LeaderAndIsr, Replica, Role
 from spark_broker.errors import (
     DamagedLogError,
@@ -95,7 +95,7 @@ class ReplicaFiles(HostedReplicas):
         self._compared = False  # whether the directory was compared with the metadata, once
         self._found_in_place = False  # a replica has another one's name, which that comparison may have missed
         self._recovered = False
-        self._seen = directory.read_seen()  # which metadata was applied, as it was saved last
+        self._seen = SeenMetadata(directory)
 
     @property
     def damaged(self) -> list[PartitionKey]:
@@ -135,6 +135,7 @@ class ReplicaFiles(HostedReplicas):
                 self._open([job.key for job in jobs])
             self._follow_opened()
             self._mark_recovered()
+            self._remember_acceptance()
         return len(self._jobs) > 0
 
     def _have_worked(self, *, starts: bool = False) -> None:
@@ -335,6 +336,15 @@ class ReplicaFiles(HostedReplicas):
         else:
             self._recovered = True
 
+    def _remember_acceptance(self) -> None:
+        if self._compared and not self._seen.has_acceptance(self.image):
+            try:
+                self.save_high_watermarks()
+            except StorageRefusedError as error:
+                self.refused(error)  # `retry` comes back to it.
+            except KafkaStorageError as error:
+                self.storage_failed(error)
+
     def _has_unrecovered(self) -> bool:
         topics = self.image.topics
         return any(
@@ -356,7 +366,7 @@ class ReplicaFiles(HostedReplicas):
                 self._offline = {**{k: e for k, e in self._offline.items() if k != first}, first: self._offline[first]}
                 self._jobs.add([Opening(first)])
         kept = self._jobs.retry()
-        if first is not None or kept or not self._recovered:
+        if first is not None or kept or not (self._recovered and self._seen.has_acceptance(self.image)):
             self._have_worked()
 
     def _let_go(self, partition: Partition, error: SparkBrokerError) -> None:
@@ -469,18 +479,7 @@ class ReplicaFiles(HostedReplicas):
             lambda: {key: partition.replica.high_watermark for key, partition in self._partitions.items()},
             lambda key: self._belongs_here(key) and not self._jobs.is_being_removed(key),
         )
-        self._save_seen()
-
-    def _save_seen(self) -> None:
-        """Remember which metadata was seen. Where that fails, the directory goes on knowing less."""
-        seen = lineage.seen(self.image)
-        if seen != self._seen:
-            try:
-                self._directory.write_seen(seen)
-            except SparkBrokerError as error:
-                logger.warning("which metadata was seen is not saved: %s", error)
-            else:
-                self._seen = seen
+        self._seen.save(self.image)
 
     def storage_failed(self, error: SparkBrokerError) -> None:
         """The broker's own files fail: it ends (known bug 27)."""

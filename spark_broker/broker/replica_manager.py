@@ -69,10 +69,12 @@ class ReplicaManager(ReplicaFiles):
     @property
     def seen(self) -> MetadataSeen | None:
         """The newest metadata that this broker, or an earlier process in its directory, is known to have applied."""
-        return lineage.seen(self.image) if self._started else self._seen
+        return lineage.seen(self.image) if self._started else self._seen.saved
 
     def log_ends(self) -> list[LogEnd]:
         """Log ends of replicas whose partition has no leader, and whose ISR and ELR do not include this broker."""
+        if not self._seen.has_acceptance(self.image):
+            return []
         partitions = self._partitions
         return [partitions[key].log_end() for key in sorted(self._asked_for) if key in partitions]
 

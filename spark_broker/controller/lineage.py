@@ -52,6 +52,11 @@ def has(image: MetadataImage, known: MetadataSeen) -> bool:
     return False
 
 
+def acceptances(log: MetadataImage | MetadataSeen) -> int:
+    """How many times numbers were spared in this log: once for each acceptance of an older copy, or more often."""
+    return log.next_offset // NUMBERS_SPARED
+
+
 def is_accepted(image: MetadataImage) -> bool:
     """Whether an operator has accepted, for this controller, that the log may lack what brokers have seen."""
     return NO_EPOCH < image.older_accepted_epoch == image.controller_epoch
@@ -77,7 +82,7 @@ def beyond(image: MetadataImage, known: MetadataSeen) -> Iterable[MetadataRecord
 
     Each acceptance of an older copy spares numbers. A broker may have seen as many acceptances as this log has, or
     more. Then a copy from before them was accepted again, and the same leader epochs were spared, and given out. They
-    go on once more, before all replicas are compared and anybody is elected.
+    go on beyond all of those, before all replicas are compared and anybody is elected.
     """
     if known.last_launch > image.last_launch:
         yield LaunchRecord(known.last_launch)
@@ -85,7 +90,8 @@ def beyond(image: MetadataImage, known: MetadataSeen) -> Iterable[MetadataRecord
         yield BrokerIdsRecord(known.next_broker_id)
     if known.next_producer_id + NUMBERS_SPARED > image.next_producer_id:
         yield ProducerIdsRecord(known.next_producer_id + NUMBERS_SPARED)
-    if known.next_offset // NUMBERS_SPARED >= image.next_offset // NUMBERS_SPARED:
+    again = acceptances(known) + 1 - acceptances(image)
+    if again > 0:
         yield OffsetRecord(max(known.next_offset, image.next_offset) + NUMBERS_SPARED)
         for topic, number, state in image.partitions():
             yield PartitionChangeRecord(
@@ -93,7 +99,7 @@ def beyond(image: MetadataImage, known: MetadataSeen) -> Iterable[MetadataRecord
                 number,
                 leader=state.leader,
                 unclean=state.unclean_epoch == state.leader_epoch,
-                leader_epoch=state.leader_epoch + NUMBERS_SPARED,
+                leader_epoch=state.leader_epoch + again * NUMBERS_SPARED,
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.controller.lineage import NUMBERS_SPARED
 from spark_broker.storage.strays import bring_back, strays_in
 from tests.conftest import WaitUntil
 from tests.support.live_copies import copy_live
@@ -37,10 +38,12 @@ class Site:
         self.output.mkdir()
 
     @contextmanager
-    def cluster(self, *, live: int = 3, accept: bool = False) -> Iterator[ProcessCluster]:
+    def cluster(
+        self, *, live: int = 3, accept: bool = False, settings: Mapping[str, object] = SETTINGS
+    ) -> Iterator[ProcessCluster]:
         places = [Place(LOOPBACK)] * 3
         with ProcessCluster(
-            self.base, 3, SETTINGS, places=places, output=self.output, live=live, accept_older_metadata=accept
+            self.base, 3, settings, places=places, output=self.output, live=live, accept_older_metadata=accept
         ) as cluster:
             yield cluster
 
@@ -194,6 +197,28 @@ def test_an_operator_accepts_the_older_metadata(site: Site, wait_until: WaitUnti
         for path, before in zip(site.directories(), saved, strict=True):
             wait_until(partial(_has_changed, path / SEEN, before), "the checkpoint")
     with site.cluster() as cluster:  # The lineage is that of the metadata now.
+        assert read_all(cluster, "t") == 3 * RECORDS
+
+
+@pytest.mark.full
+def test_a_copy_that_is_accepted_again_gives_no_epoch_twice_though_no_checkpoint_was_due(site: Site) -> None:
+    """Story: brokers saved what they had seen every five seconds. Before that, an acceptance left no trace."""
+    rarely = {**SETTINGS, "replica.high.watermark.checkpoint.interval.ms": 3_600_000}
+    with site.cluster(settings=rarely) as cluster:
+        create(cluster, "t")
+        append(cluster, "t")
+        site.copy_metadata("older")
+    epochs = []
+    for _ in range(2):
+        site.restore_metadata("older")
+        with site.cluster(settings=rarely, accept=True) as cluster:
+            append(cluster, "t")
+            epochs.append(_leader_epoch(cluster, "t"))
+            for slot in range(3):
+                os.kill(cluster.pid(slot), signal.SIGKILL)
+    assert epochs[1] > epochs[0] > NUMBERS_SPARED
+    site.restore_metadata("older")
+    with site.cluster(settings=rarely, accept=True) as cluster:
         assert read_all(cluster, "t") == 3 * RECORDS
 
 

@@ -27,5 +27,5 @@ def counts_of(seeds: Iterable[int]) -> Counter[str]:
         counts[ACKNOWLEDGED] += result.acknowledged
         if result.violation is not None:
             broken.append(f"seed {seed}: {result.violation}")
-    assert broken == []
+    assert not broken, "\n".join(broken)
     return counts

@@ -446,4 +446,16 @@ REGRESSIONS = [
         found="(rig) a commit of a consumer without membership came after the end of its process, which nothing fences",
         mended="testing/simulation/network.py",
     ),
+    Regression(
+        seed=310070414,
+        events=500,
+        found="(rig) a broker that was killed went on holding its directory, after another launch had not got it",
+        mended="testing/simulation/world.py",
+    ),
+    Regression(
+        seed=310099040,
+        events=500,
+        found="older metadata accepted twice gave out the same leader epochs: no broker had saved the first time yet",
+        mended="broker/replica_files.py",
+    ),
 ]

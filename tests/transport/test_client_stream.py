@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,6 +28,9 @@ from spark_broker.transport.frames import Frame, FrameReader, Operation, encode
 from spark_broker.transport.sockets import OwnSocket, connected, prepare
 from tests.support.raw_peer import joined
 from tests.transport.rig import HOST, REQUEST, WAIT_S, descriptors, rig
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 LARGE = bytes(1 << 20)
 
@@ -283,9 +287,10 @@ def test_streams_that_come_and_go_in_many_threads_hear_only_their_own_answers(mo
 
 def test_a_connection_that_is_interrupted_at_any_line_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: the signal came within `socket.__init__`, and what was to close the socket failed for want of a field."""
-    lines, stop_at, said = 0, 0, []
+    lines, stop_at = 0, 0
+    said: list[object] = []
 
-    def trace(frame: FrameType, event: str, arg: object) -> Callable[..., object]:
+    def trace(frame: FrameType, event: str, arg: object) -> TraceFunction:
         nonlocal lines
         lines += event == "line"
         if lines == stop_at and event == "line":

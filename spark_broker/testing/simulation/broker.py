@@ -50,6 +50,7 @@ from spark_broker.testing.simulation.compaction import STEP_MS
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.coordination import Coordination
 from spark_broker.testing.simulation.coordinator_driver import Driver
+from spark_broker.testing.simulation.filesystem import SimFileSystem
 from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.network import End, NetworkNode, Reply
 from spark_broker.testing.simulation.replication import SimFetcher
@@ -72,12 +73,12 @@ COMPUTE_MS = 20.0
 class BrokerProcess(NetworkNode):
     """One launch on one machine, from the claim of its log directory to its end."""
 
-    def __init__(self, world: World, machine: SimulatedMachine, launch: int) -> None:
+    def __init__(self, world: World, machine: SimulatedMachine, launch: int, fs: SimFileSystem) -> None:
         super().__init__(world.unique_name(f"{machine.host}#{launch}"), machine.host)
         self.world = world
         self.machine = machine
         self.launch = launch
-        self.fs = machine.fs
+        self.fs = fs
         self.registered = False  # whether the controller has answered its registration
         self.directory = LogDirectory.claim(
             LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs

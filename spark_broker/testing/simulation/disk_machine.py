@@ -42,5 +42,10 @@ class DiskMachine:
         """Find every directory by its path again."""
         self.directories = directories_of(self.root)
 
-    def count_content(self) -> None:
+    def look_anew(self) -> None:
+        """The disk is not what it was."""
+        self.index_directories()
+        self._count_content()
+
+    def _count_content(self) -> None:
         self.used_bytes = sum(len(node.content) for node in nodes(self.root) if isinstance(node, File))

@@ -164,8 +164,7 @@ class SimFileSystem:
         for process in list(machine.processes.values()):
             process._die()
         settle(machine.root, survival)
-        machine.index_directories()
-        machine.count_content()
+        machine.look_anew()
         machine.boots += 1
         return self.another_process()
 
@@ -175,10 +174,11 @@ class SimFileSystem:
         return self._machine.root
 
     def replace_disk(self, root: Directory) -> None:
-        """Another disk is in the place of this one. No process may have a file open."""
+        """Another disk is in the place of this one. Who reads may go on. Raises RuntimeError where a lock is held."""
+        if any(handle.file.locked_by != -1 for handle in self._machine.handles.values()):
+            raise RuntimeError("a process uses this disk")
         self._machine.root = root
-        self._machine.index_directories()
-        self._machine.count_content()
+        self._machine.look_anew()
 
     @property
     def unsynced_changes(self) -> int:

@@ -41,7 +41,7 @@ class SimulatedMachine:
         self.host = f"b{number}"
         self.address: Address = (self.host, 9092)
         self.clock = MachineClock(scheduler, skew_ms)
-        self.fs = SimFileSystem(self.host)
+        self.fs = SimFileSystem(self.host)  # of its operator: each broker has a process of its own
         self.process: BrokerProcess | None = None
         self.launching = False  # a launch number was asked for, or the process is about to start
         self.powered = True

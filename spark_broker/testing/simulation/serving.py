@@ -85,7 +85,7 @@ def serve_appends(process: BrokerProcess, end: End) -> None:
 def serve_fetches(process: BrokerProcess, end: End) -> None:
     """Serve a consumer on its stream."""
     waker = Waker()
-    operation = FetchOperation(process.manager, waker, process.machine.fs.boot_id())
+    operation = FetchOperation(process.manager, waker, process.fs.boot_id())
     limit_bytes = process.world.settings.cluster.fetch_max_bytes
     asked_bytes = limit_bytes
 

@@ -239,14 +239,15 @@ class World:
             return
         machine.launching = False
         earlier = machine.process
-        machine.fs = machine.fs.another_process()
+        fs = machine.fs.another_process()
         try:
-            process = BrokerProcess(self, machine, result.launch)
+            process = BrokerProcess(self, machine, result.launch, fs)
         except (KafkaStorageError, StorageRefusedError, LogDirectoryLockedError) as error:
             self.note(
                 machine.host, TraceKind.PROCESS, f"launch {result.launch} cannot claim its directory: {error.message}"
             )
             self.trace.count("failed claims")
+            fs.crash_process()
             self.launch(machine, RETRY_MS)
             return
         if earlier is not None and earlier.alive:
@@ -261,7 +262,7 @@ class World:
         """kill -9 of the broker's process; Spark notices later and starts another."""
         process = machine.process
         if process is not None and process.alive:
-            machine.fs.crash_process()
+            process.fs.crash_process()
             self._kill(process, silently=False)
             self._replace(process, restart_ms)
 
@@ -289,7 +290,7 @@ class World:
     def process_ended(self, process: BrokerProcess) -> None:
         """The process ended by itself."""
         if process.fs.alive:
-            process.machine.fs = process.fs.crash_process()
+            process.fs.crash_process()
         self._kill(process, silently=False)
         self._replace(process, None)
 

@@ -170,6 +170,19 @@ def test_a_copy_that_is_accepted_again_gives_no_leader_epoch_twice() -> None:
     assert [state.leader_epoch for _, _, state in second.image.partitions()] == epochs, "once"
 
 
+def test_a_copy_that_is_accepted_often_gives_no_leader_epoch_twice() -> None:
+    """Story: after the third acceptance, epochs were below those of the logs, and no broker could go on."""
+    story = Story()
+    given = {("t", number): -1 for number in (0, 1)}
+    for writer in "abcd":
+        cluster = story.restored(accept=True, writer=writer * 32)
+        for directory in range(3):
+            assert isinstance(story.register(cluster, directory), RegisterBrokerResponse)
+        before, given = given, {key: cluster.partition(*key).leader_epoch for key in given}
+        assert all(epoch > before[key] + 1000 for key, epoch in given.items())
+        story.seen = lineage.seen(cluster.image)
+
+
 def test_the_acceptance_ends_with_its_controller() -> None:
     story = Story()
     cluster = story.restored(accept=True)

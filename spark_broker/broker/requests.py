@@ -62,6 +62,8 @@ from spark_broker.times import EARLIEST
 
 COMMIT_TIMEOUT_MS = 10_000
 
+NOT_HEARD = "this broker has not heard from the controller yet"
+
 AskController = Callable[[Message, Reply], None]
 """Sends a request to the controller, and hands its answer or the error of the call to the reply."""
 
@@ -110,7 +112,7 @@ class BrokerRequests:
         """What clients are told of the cluster. Raises LeaderNotAvailableError before anything is known."""
         image = self._manager.image
         if not image.cluster_id:
-            raise LeaderNotAvailableError("this broker has not heard from the controller yet")
+            raise LeaderNotAvailableError(NOT_HEARD)
         return image
 
     def answer(self, request: CallRequest, reply: Reply, give_way: GiveWay = keep_on) -> None:
@@ -142,6 +144,10 @@ class BrokerRequests:
                     raise InvalidRequestError(f"a {type(request).__name__} is not for clients")
                 self._pass_on(request, reply)
 
+    def _is_member(self) -> bool:
+        """Whether a controller has let this process in."""
+        return bool(self._manager.image.cluster_id)
+
     def _offset(self, spec: ListOffsetsPartition) -> ListedOffset:
         key = (spec.topic_id, spec.partition)
         try:
@@ -172,7 +178,13 @@ class BrokerRequests:
         )
 
     def _pass_on(self, request: Message, reply: Reply) -> None:
-        """Pass an administrative request on to the controller, as any broker does."""
+        """Pass an administrative request on to the controller, as any member does. Raises NotControllerError.
+
+        A controller on an older copy of the metadata lets no broker in. What it said would be wrong, and what it did
+        would be undone when the newest metadata is put back.
+        """
+        if not self._is_member():
+            raise NotControllerError(NOT_HEARD)
 
         def answered(answer: Answer) -> None:
             reply(_unreachable("the controller cannot be reached", answer))

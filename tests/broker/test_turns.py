@@ -53,7 +53,7 @@ class LoneManager:
     def __init__(self, partition: Partition, at_each: Callable[[], object] = lambda: None) -> None:
         self._partition = partition
         self._at_each = at_each
-        self.image: MetadataImage = EMPTY_IMAGE
+        self.image: MetadataImage = replace(EMPTY_IMAGE, cluster_id="c")
 
     def partition(self, topic_id: str, number: int) -> Partition:
         del topic_id, number

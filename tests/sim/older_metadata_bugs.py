@@ -8,9 +8,12 @@ from functools import partial
 import msgspec
 import pytest
 
+from spark_broker.broker.requests import BrokerRequests
+from spark_broker.broker.seen_metadata import SeenMetadata
 from spark_broker.controller import lineage
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord, ProducerIdsRecord
+from spark_broker.protocol.messages import MetadataSeen
 from tests.sim import bugs
 from tests.sim.kinds import has_older_metadata
 
@@ -65,7 +68,36 @@ def give_numbers_twice(patch: Patch) -> None:
     _accept_without_ids(patch)
 
 
-@bug(quick=False)
+@bug(rare=True)
 def give_ids_twice_that_no_broker_has_saved(patch: Patch) -> None:
     """An accepted copy goes on with producer ids above those that brokers have saved, and no further."""
     _accept_without_ids(patch)
+
+
+@bug(rare=True)
+def remember_acceptance_at_the_next_checkpoint(patch: Patch) -> None:
+    """Leaders are elected before the brokers have saved that older metadata was accepted."""
+    patch.setattr(SeenMetadata, "has_acceptance", lambda *_: True)
+
+
+@bug(rare=True)
+def pass_on_what_is_asked_of_a_controller_that_lets_nobody_in(patch: Patch) -> None:
+    """A broker that has not registered passes on what clients ask of the controller."""
+    patch.setattr(BrokerRequests, "_is_member", lambda _: True)
+
+
+@bug(rare=True)
+def go_beyond_one_acceptance_only(patch: Patch) -> None:
+    """Where a broker has seen two acceptances more than the metadata has, leader epochs go beyond one of them."""
+    beyond = lineage.beyond
+
+    def buggy(image: MetadataImage, known: MetadataSeen) -> Iterable[MetadataRecord]:
+        for record in beyond(image, known):
+            if isinstance(record, PartitionChangeRecord):
+                state = image.partition(record.topic_id, record.partition)
+                assert state is not None
+                yield msgspec.structs.replace(record, leader_epoch=state.leader_epoch + lineage.NUMBERS_SPARED)
+            else:
+                yield record
+
+    patch.setattr(lineage, "beyond", buggy)

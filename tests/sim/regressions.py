@@ -458,4 +458,10 @@ REGRESSIONS = [
         found="older metadata accepted twice gave out the same leader epochs: no broker had saved the first time yet",
         mended="broker/replica_files.py",
     ),
+    Regression(
+        seed=5916,
+        events=500,
+        found="a broker that was not let in passed a request on to the controller of older metadata, which took it",
+        mended="broker/requests.py",
+    ),
 ]

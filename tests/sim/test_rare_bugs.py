@@ -45,6 +45,7 @@ def test_each_rare_bug_has_a_story() -> None:
     assert sorted(STORIES) == sorted(set(BUGS) - set(hunted()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(STORIES))
 def test_its_story_fails_with_the_bug(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.sim.put_in", STORIES[name]]

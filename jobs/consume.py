@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line, wrong_arguments
+from jobs.submitted import FORMAT, add_pairs, count_new, session, told_in_a_line, wrong_arguments
 from spark_broker.cli.output import counted
 from spark_broker.driver.session import submitted_settings
 
@@ -155,14 +155,6 @@ def stream(spark: SparkSession, options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         query.stop()
     return count_new(query, read, seen)[0]
-
-
-def count_new(query: StreamingQuery, read: int, seen: int) -> tuple[int, int]:
-    """The records so far, and the last batch counted. Spark keeps the progress of the last hundred batches."""
-    for progress in query.recentProgress:
-        if progress.batchId > seen and progress.numInputRows:
-            read, seen = read + progress.numInputRows, progress.batchId
-    return read, seen
 
 
 def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:

@@ -13,6 +13,7 @@ from spark_broker.errors import InvalidConfigError, SparkBrokerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Configure: TypeAlias = "Callable[[SparkSession.Builder], SparkSession.Builder]"
 
@@ -62,3 +63,11 @@ def told_in_a_line(run: Callable[[], None]) -> int:
         print(f"error: {str(error).partition(chr(10) + chr(10))[0]}", file=sys.stderr)
         return 1
     return 0
+
+
+def count_new(query: StreamingQuery, read: int, seen: int) -> tuple[int, int]:
+    """The records so far, and the last batch counted. Spark keeps the progress of the last hundred batches."""
+    for progress in query.recentProgress:
+        if progress.batchId > seen and progress.numInputRows:
+            read, seen = read + progress.numInputRows, progress.batchId
+    return read, seen

@@ -327,13 +327,15 @@ class OffsetAndMetadata:
 class GroupMetadata:
     """Who commits offsets of a group: a member in an epoch (`Consumer.group_metadata`), or nobody in particular.
 
-    Without a member, commits are taken only while the group has no members.
+    Without a member, commits are taken only while the group has no members. `topic_ids`: of the topics that were read.
+    An offset of a topic that was deleted since is none of a later topic with its name.
     """
 
     group_id: str
     member_id: str = ""
     member_epoch: int = -1
     instance_id: str = ""
+    topic_ids: Mapping[TopicPartition, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 class ConsumedRecord(NamedTuple):

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from spark_broker.controller.image import PartitionRegistration
-from spark_broker.errors import SparkBrokerError, SyncFailedError
+from spark_broker.errors import DamagedLogError, SparkBrokerError, SyncFailedError
 from spark_broker.storage.directory import DAMAGED_SUFFIX, DIVERGED_SUFFIX, LogDirectory
 from spark_broker.storage.files import storage_error
-from spark_broker.storage.quarantine import read_quarantine, write_quarantine
+from spark_broker.storage.quarantine import Quarantine, read_quarantine, write_quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class DamagedReplicas:
         self._directory = directory
         self._lock = threading.Lock()  # for moments; never around work on files
         # As the list on disk says. They are replaced, never changed in place: heartbeats read them in their own thread.
-        quarantine = read_quarantine(directory.path, fs=directory.fs)
+        quarantine, self._is_unreadable = _list_of(directory)
         self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(quarantine.replicas, BEFORE_THIS_PROCESS)
         self._unmoved: Mapping[PartitionKey, str] = quarantine.unmoved  # they may still be in their place
         self._newest = BEFORE_THIS_PROCESS
@@ -150,6 +150,13 @@ class DamagedReplicas:
             if number <= self._heard and key not in self._leaving and self.is_unheard(key)
         ]
 
+    def replace_unreadable(self) -> None:
+        """Once the controller has heard that the directory has lost its list (`LogDirectory.begin_incarnation`). Raises
+        KafkaStorageError, StorageRefusedError."""
+        if self._is_unreadable:
+            self._write(self._numbers, self._unmoved)
+            self._is_unreadable = False
+
     def write_down(self) -> None:
         """Take what was forgotten off the list, all at once. Where that is refused, the next process would report
         replicas that are whole, and they would leave the ISR. Raises SyncFailedError.
@@ -190,6 +197,15 @@ class DamagedReplicas:
             self._numbers, self._unmoved = numbers, unmoved
             self._taken_out.difference_update(settled)
             self._leaving.difference_update(settled)
+
+
+def _list_of(directory: LogDirectory) -> tuple[Quarantine, bool]:
+    """The list in the directory, and whether it cannot be read."""
+    try:
+        return read_quarantine(directory.path, fs=directory.fs), False
+    except DamagedLogError as error:
+        logger.error("%s: %s; its replicas do not lead before they were compared", directory.path, error.message)
+        return Quarantine(frozenset(), {}), True
 
 
 @contextmanager

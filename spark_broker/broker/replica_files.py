@@ -328,6 +328,7 @@ class ReplicaFiles(HostedReplicas):
         try:
             if self._directory.start_kind is StartKind.MACHINE_CRASH:
                 self.save_high_watermarks()  # They may be above what the crash has left.
+            self._damaged.replace_unreadable()
             self._directory.mark_recovered()
         except StorageRefusedError as error:
             self.refused(error)  # `retry` comes back to it.

@@ -162,8 +162,9 @@ class ReplicaManager(ReplicaFiles):
             return None
 
     def delete_old_strays(self, retention_ms: int) -> None:
-        """Delete the replicas that were set aside this long ago, by the clock of a broker that counts as live."""
-        if retention_ms < 0 or self.broker_id not in self._live:
+        """Delete the replicas that were set aside this long ago. The controller has checked the clock of a broker that
+        has a lease."""
+        if retention_ms < 0 or not self._lease.allows_appends:
             return
         with self._work_lock:
             if self._closed:

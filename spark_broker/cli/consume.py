@@ -14,7 +14,7 @@ import typer
 import spark_broker
 from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, reading_settings
 from spark_broker.cli.output import note, print_table
-from spark_broker.cli.records import cell, records, values
+from spark_broker.cli.records import cell, prefix_of_places, records, values
 from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch, TopicPartition
@@ -173,10 +173,10 @@ def _print_lines(batches: Iterator[ConsumedBatch], output: RecordOutput) -> None
 
 def _line(batch: ConsumedBatch, record: dict[str, object]) -> str:
     """One record on one line, for --follow: a table would have to know the widths of its columns in advance."""
-    hidden = {"topic", "partition", "offset", "_topic", "_partition", "_offset"}
+    prefix = prefix_of_places(batch)
+    hidden = {f"{prefix}topic", f"{prefix}partition", f"{prefix}offset"}
     shown = (f"{name}={cell(value)}" for name, value in record.items() if name not in hidden and value is not None)
-    offset = record.get("offset", record.get("_offset"))
-    return f"{batch.partition}@{offset}  " + "  ".join(shown)
+    return f"{batch.partition}@{record[f'{prefix}offset']}  " + "  ".join(shown)
 
 
 def _print_table(batches: list[ConsumedBatch], limit: int | None, available: int | None, topic: str) -> None:
@@ -184,7 +184,8 @@ def _print_table(batches: list[ConsumedBatch], limit: int | None, available: int
     if not rows:
         note(f"There is nothing to read in {topic} from there on (--offset earliest reads all, --follow waits).")
         return
-    names = [name for name in rows[0] if name not in ("topic", "_topic")]
+    topic_column = f"{prefix_of_places(batches[0])}topic"
+    names = [name for name in rows[0] if name != topic_column]
     if all(row.get("headers") is None for row in rows):
         names = [name for name in names if name != "headers"]
     right = [name for name in names if isinstance(rows[0][name], int | float)]

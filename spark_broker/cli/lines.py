@@ -94,7 +94,10 @@ class RowMaker:
         if not objects:
             return self._schema.empty_table()
         options = pa.json.ParseOptions(explicit_schema=self._as_read, unexpected_field_behavior="error")
-        table = pa.json.read_json(BytesIO(b"\n".join(objects)), parse_options=options)
+        text = b"\n".join(objects)
+        whole = pa.json.ReadOptions(block_size=len(text) + 1)  # A line may be larger than a block is by default.
+        table = pa.json.read_json(BytesIO(text), whole, options)
+        table.validate(full=True)  # Arrow reads texts that are not UTF-8 without a look at them.
         there = [field for field in self._schema if field.name in table.column_names]
         return table.select([field.name for field in there]).cast(pa.schema(there))
 

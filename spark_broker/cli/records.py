@@ -47,8 +47,13 @@ def _shown(batch: ConsumedBatch, show: Callable[[ConsumedBatch], Iterator[Shown]
         yield from shown
 
 
+def prefix_of_places(batch: ConsumedBatch) -> str:
+    """What `topic`, `partition` and so on begin with: a typed topic may have columns of these names."""
+    return "" if is_default(batch) else "_"
+
+
 def _records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
-    prefix = "" if is_default(batch) else "_"
+    prefix = prefix_of_places(batch)
     rows = batch.data.to_pylist()
     times = batch.timestamps.cast("int64").to_pylist()
     for index, (row, time_us) in enumerate(zip(rows, times, strict=True)):

@@ -22,14 +22,25 @@ class CommitQueue:
     in_flight: CommitOffsets | None = None
 
     def changed(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        return {tp: offset for tp, offset in offsets.items() if self.known.get(tp) != offset}
+        """Those that the coordinator is not known to have, or would not have for long: others wait."""
+        waiting = self._waiting_offsets()
+        return {
+            tp: offset
+            for tp, offset in offsets.items()
+            if self.known.get(tp) != offset or waiting.get(tp, offset) != offset
+        }
 
     def new(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Those that have changed, and are not under way either: where commits take longer than the time between two
-        of them, the same one would be sent for ever.
+        """Those that the coordinator would not have once all commits have ended. The same one would be sent for ever,
+        where commits take longer than the time between two of them.
         """
-        under_way = self.in_flight.offsets if self.in_flight is not None else {}
-        return {tp: offset for tp, offset in self.changed(offsets).items() if under_way.get(tp) != offset}
+        in_flight = self.in_flight.offsets if self.in_flight is not None else {}
+        last = {**self.known, **in_flight, **self._waiting_offsets()}
+        return {tp: offset for tp, offset in offsets.items() if last.get(tp) != offset}
+
+    def _waiting_offsets(self) -> Offsets:
+        """What is stored last, where several wait."""
+        return {tp: offset for commit in self.waiting for tp, offset in commit.offsets.items()}
 
     def add(self, commit: CommitOffsets) -> None:
         """Leave out older offsets of the same partitions, unless a caller waits for them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -276,6 +277,7 @@ class Consumer(OfOneProcess):
         """
         self._check_open()
         while not self._machine.closed:
+            self._origin.check()  # Before any lock: in a child, the thread that holds it does not exist.
             self._committing.when_due()
             self._machine.record_came()
             try:
@@ -346,7 +348,7 @@ class Consumer(OfOneProcess):
         """
         self._require_group()
         with self._open():
-            return self._machine.identity()
+            return replace(self._machine.identity(), topic_ids=self._machine.topic_ids())
 
     def commit_async(self) -> None:
         """Store the current positions under the group, without waiting for the answer.

@@ -40,7 +40,6 @@ from spark_broker.errors import (
     PolicyViolationError,
     RequestTimedOutError,
     SparkBrokerError,
-    UnknownTopicOrPartitionError,
     again,
 )
 from spark_broker.model import (
@@ -358,6 +357,10 @@ class ConsumerMachine:
         """The positions to keep, without those that the coordinator is known to have."""
         return self._commits.changed(self.positions_to_keep())
 
+    def topic_ids(self) -> dict[TopicPartition, str]:
+        """Of the topics that are read."""
+        return {tp: position.topic_id for tp, position in self.partitions.items()}
+
     def check_commit(self, offsets: Offsets) -> None:
         """Raises OffsetOutOfRangeError and PolicyViolationError: a commit never passes records not handed out."""
         check_commit(self.partitions, offsets)
@@ -372,7 +375,7 @@ class ConsumerMachine:
             self._commit(changed, deadline_ms, background=True)
 
     def _commit(self, offsets: Offsets, deadline_ms: float, *, background: bool) -> CommitOffsets:
-        ids = {tp: self.partitions[tp].topic_id for tp in offsets if tp in self.partitions}
+        ids = {tp: id_ for tp, id_ in self.topic_ids().items() if tp in offsets}
         life = 0 if self.group is None else self.group.membership.life
         commit = CommitOffsets(dict(offsets), deadline_ms, background, ids, life)
         self._commits.add(commit)
@@ -482,6 +485,7 @@ class ConsumerMachine:
             and position.start is not Start.NONE
             and position.error is None
             and position.tp.topic not in self.checks.errors
+            and position.tp not in self.checks.beyond_since_ms
         ]
 
     def _next_lookup(self) -> FetchCommitted | LookUpOffsets | None:
@@ -512,7 +516,7 @@ class ConsumerMachine:
         for name in sorted(self.topics if self.group is None else ()):
             self._assign_all(name, view.topic(name))
         checked = [self.checks.check(name, view.topic(name), now_ms) for name in sorted(self._topic_names())]
-        checked += [self._check_partition(position) for position in self.partitions.values()]
+        checked += [self._check_partition(position, now_ms) for position in self.partitions.values()]
         self.leaders.learned(view)
         settled = all(checked)
         self.leaders.refresh_wanted = self.leaders.refresh_wanted or not settled
@@ -540,19 +544,16 @@ class ConsumerMachine:
                 chosen = sought is not None
                 self._add(PartitionPosition(tp, start, reset, topic.topic_id, chosen=chosen))
 
-    def _check_partition(self, position: PartitionPosition) -> bool:
-        """False: its leader is not known, or metadata lags behind what was read."""
+    def _check_partition(self, position: PartitionPosition, now_ms: float) -> bool:
+        """False: it is not there, its leader is not known, or metadata lags behind what was read."""
         tp = position.tp
         topic = self.view.topic(tp.topic)
         if topic is None:
             return False
         if tp.partition >= len(topic.partitions) and self.is_member:
             return False  # its group has heard of a new partition before this consumer
-        if tp.partition >= len(topic.partitions):
-            position.error = UnknownTopicOrPartitionError(
-                f"topic {topic.name!r} has {len(topic.partitions)} partitions"
-            )
-            return True
+        if not self.checks.has_partition(position, topic, now_ms):
+            return False
         position.topic_id = position.topic_id or topic.topic_id
         position.check_start()
         leader = self.view.leader(tp.topic, tp.partition)

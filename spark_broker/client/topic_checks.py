@@ -21,11 +21,13 @@ class TopicChecks:
     columns: Sequence[str] | None
     errors: dict[str, SparkBrokerError] = field(default_factory=dict)
     missing_since_ms: dict[str, float] = field(default_factory=dict)
+    beyond_since_ms: dict[TopicPartition, float] = field(default_factory=dict)  # partitions that the topic lacks
 
     def keep(self, names: Collection[str]) -> None:
         """Only these topics are read from now on."""
         self.errors = {name: error for name, error in self.errors.items() if name in names}
         self.missing_since_ms = {name: since for name, since in self.missing_since_ms.items() if name in names}
+        self.beyond_since_ms = {tp: since for tp, since in self.beyond_since_ms.items() if tp in self.positions}
 
     def check(self, name: str, topic: TopicView | None, now_ms: float) -> bool:
         """False: the topic is missing or was replaced, or it lacks a column."""
@@ -43,6 +45,21 @@ class TopicChecks:
                 if topic is None
                 else InconsistentTopicIdError(f"topic {name!r} was deleted and created again")
             )
+        return False
+
+    def has_partition(self, position: PartitionPosition, topic: TopicView, now_ms: float) -> bool:
+        """False: the topic has not so many partitions. It is the position's error for as long as that lasts."""
+        tp = position.tp
+        if tp.partition < len(topic.partitions):
+            if self.beyond_since_ms.pop(tp, None) is not None and isinstance(
+                position.error, UnknownTopicOrPartitionError
+            ):
+                position.error = None
+            return True
+        since_ms = self.beyond_since_ms.setdefault(tp, now_ms)
+        if now_ms - since_ms >= UNKNOWN_TOPIC_GRACE_MS and position.error is None:
+            there = f"topic {topic.name!r} has {len(topic.partitions)} partitions"
+            position.error = UnknownTopicOrPartitionError(there)
         return False
 
     def is_one_topic(self, name: str, topic: TopicView | None) -> bool:

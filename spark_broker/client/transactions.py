@@ -207,7 +207,7 @@ class TransactionManager:
         sequence = self._offset_sequences.get(partition, 0)
         request = TransactionalOffsetCommitRequest(
             member.group_id,
-            to_messages(offsets),
+            to_messages(offsets, member.topic_ids),
             self._config.transactional_id,
             *self._identity,
             sequence,

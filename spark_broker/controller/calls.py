@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from spark_broker.config import ClusterSettings
@@ -26,7 +26,7 @@ from spark_broker.controller.topics import (
     delete_topic,
     internal_topic_request,
 )
-from spark_broker.errors import InvalidRequestError
+from spark_broker.errors import InvalidRequestError, NotControllerError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
@@ -64,6 +64,20 @@ class CallContext:
     next_tiering_at_ms: Mapping[str, int] = field(default_factory=dict)
     """When the cluster tiers each topic next, by topic id."""
     now_ms: int = 0
+
+
+def check_caller(image: MetadataImage, request: CallRequest, connected: Collection[int], *, let_in: bool) -> None:
+    """Raises NotControllerError for what comes from a broker that this controller has not let in.
+
+    The metadata may be an older copy. Then brokers are about to be refused that an earlier controller had let in. They
+    still ask for producer ids, and still pass on what clients ask. `let_in`: whether any broker has registered with
+    this controller; `connected`: those that have a session.
+    """
+    if isinstance(request, AllocateProducerIdsRequest | AlterPartitionRequest):
+        if request.broker_id not in connected:
+            raise NotControllerError(f"broker {request.broker_id} has no session with this controller")
+    elif image.brokers and not let_in:
+        raise NotControllerError("no broker has registered with this controller yet")
 
 
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:

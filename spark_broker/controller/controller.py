@@ -15,7 +15,7 @@ from typing import NamedTuple
 from spark_broker.config import ClusterSettings
 from spark_broker.controller import damage, fencing, lineage, offline, partition_notes, room, shutdown, topics, unclean
 from spark_broker.controller.absence import Absences
-from spark_broker.controller.calls import CallContext, answer, reason
+from spark_broker.controller.calls import CallContext, answer, check_caller, reason
 from spark_broker.controller.clocks import ClockBounds, Clocks
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import (
@@ -117,6 +117,7 @@ class Controller(Machine[ControllerStanding]):
         super().__init__("the controller")
         cluster = settings.cluster
         self.image = image
+        self._let_in = False  # whether a broker has registered with this controller
         self._began = False  # before ControllerStarted, the image's live brokers are an earlier controller's
         self.sessions = Sessions(SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms))
         self._settings = settings
@@ -335,7 +336,7 @@ class Controller(Machine[ControllerStanding]):
             text = f"launch {event.request.launch} may not register: {error}"
             self._note(text, expected=False, launch=event.request.launch, session_id=event.session_id)
             return
-        broker_id = registration.broker_id
+        broker_id, self._let_in = registration.broker_id, True
         known = self.image.brokers.get(broker_id)
         new_directory = known is not None and known.directory_id != event.request.directory_id
         start = f"{event.request.start_kind} start"
@@ -527,6 +528,7 @@ class Controller(Machine[ControllerStanding]):
                 self._settings, event.new_topic, expected, self._log_ends, self._disks, self._next_tiering_at_ms, now_ms
             )
             decision = answer(self.image, event.request, context)
+            check_caller(self.image, event.request, self.sessions.connected, let_in=self._let_in)
         except SparkBrokerError as error:
             self._effects.append(Reply(event.call_id, error))
             return

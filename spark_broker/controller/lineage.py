@@ -28,6 +28,9 @@ from spark_broker.protocol.messages import MetadataSeen
 NUMBERS_SPARED = 1_000_000
 """Producer ids and leader epochs that may have been given out after the copy was made, and that no broker has saved."""
 
+BROKER_IDS_SPARED = 1000
+"""For brokers that the copy does not know, and that come later than a new one does."""
+
 
 def seen(image: MetadataImage) -> MetadataSeen:
     """What a broker that has applied this image saves of it."""
@@ -42,10 +45,15 @@ def seen(image: MetadataImage) -> MetadataSeen:
 
 
 def has(image: MetadataImage, known: MetadataSeen) -> bool:
-    """Whether the log that this image is of had the place `known`. A writer that it has forgotten proves nothing."""
+    """Whether the log that this image is of had the place `known`.
+
+    A writer that it has forgotten proves that much: it wrote nothing beyond where the oldest remembered one began.
+    """
     writers = image.writers
-    if not writers or known.controller_epoch < writers[0].epoch:
+    if not writers:
         return True
+    if known.controller_epoch < writers[0].epoch:
+        return known.next_offset <= writers[0].begins
     for writer, ends in zip(writers, [*(w.begins for w in writers[1:]), image.next_offset], strict=True):
         if writer.epoch == known.controller_epoch:
             return writer.name == known.writer and known.next_offset <= ends
@@ -109,11 +117,13 @@ def accept(image: MetadataImage) -> Sequence[MetadataRecord]:
     No replica is known to be complete then, so every partition waits until all its replicas were compared
     (`unclean.recover`). Offsets of the metadata go on above those that clients have seen: they take a broker with lower
     ones for one that lags behind. Leader epochs go on above those that the lost records may have given out: an epoch
-    and an offset must never name two batches. So do producer ids: brokers may not have saved what they were given.
+    and an offset must never name two batches. So do producer ids: brokers may not have saved what they were given. Ids
+    of brokers go on above those of brokers that the copy does not know.
     """
     beyond = OffsetRecord(image.next_offset + NUMBERS_SPARED)
     ids = ProducerIdsRecord(image.next_producer_id + NUMBERS_SPARED)
-    return [OlderMetadataRecord(image.controller_epoch), beyond, ids, *_compare_all(image)]
+    brokers = BrokerIdsRecord(image.next_broker_id + BROKER_IDS_SPARED)
+    return [OlderMetadataRecord(image.controller_epoch), beyond, ids, brokers, *_compare_all(image)]
 
 
 def _compare_all(image: MetadataImage) -> Iterable[PartitionChangeRecord]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings, TopicConfig
+from spark_broker.controller import lineage
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
@@ -137,13 +138,20 @@ def _check_partitions(partitions: int) -> None:
 def _new_partitions(
     image: MetadataImage, topic_id: str, first: int, assignment: Sequence[Sequence[int]], disks: Disks
 ) -> list[MetadataRecord]:
+    """Partitions from number `first` on.
+
+    An older copy of the metadata may have been accepted that did not know partitions of the topic with these numbers.
+    What is left of those has epochs that began at 0. It must neither be taken for a part of the new ones, nor go for
+    them.
+    """
+    epoch = lineage.acceptances(image) * lineage.NUMBERS_SPARED if first else 0
     records: list[MetadataRecord] = []
     for number, replicas in enumerate(assignment, start=first):
         isr = tuple(broker for broker in replicas if image.is_live(broker))
         leader = min(isr, key=disks.full.__contains__)
         if leader in disks.full:
             raise StorageFullError(f"no disk has room for new partitions: brokers {sorted(disks.full)} are full")
-        state = PartitionRegistration(tuple(replicas), isr, leader, leader_epoch=0, partition_epoch=0)
+        state = PartitionRegistration(tuple(replicas), isr, leader, epoch, 0, unclean_epoch=epoch if epoch else -1)
         records.append(partition_record(topic_id, number, state))
     return records
 

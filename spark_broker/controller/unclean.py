@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
-from spark_broker.controller.log_ends import Key, LogEnds, most_complete
+from spark_broker.controller.log_ends import Key, LogEnds, is_asked_for, most_complete
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topic_config import allows_unclean_election
@@ -46,13 +46,17 @@ def elect_allowed(
 ) -> tuple[MetadataRecord, ...]:
     """Elections that topics allow. `away`: brokers that have been away for so long that they are not waited for.
 
-    A replica that is offline is waited for: its broker tries again, and it may be the one that has everything.
+    A replica that is offline is waited for: its broker tries again, and it may be the one that has everything. So is a
+    live broker that is asked how far its replica reaches: it says so in one of its next heartbeats.
     """
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
         if state.leader != NO_LEADER or not allows_unclean_election(topic):
             continue
         live = list(filter(disks.electable(image, (topic.topic_id, number)), state.replicas))
+        known = ends.known(image, (topic.topic_id, number), state)
+        if any(is_asked_for(state, broker) and broker not in known for broker in live):
+            continue
         if live and all(broker in live or broker in away for broker in state.replicas):
             records += _lead(topic, number, state, _choose(image, ends, topic, number, state, live))
     return tuple(records)

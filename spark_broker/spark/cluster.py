@@ -7,8 +7,9 @@ module late. What they learn here is lost when they end.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.metadata import ClusterMetadata
@@ -49,13 +50,21 @@ def selected_topics(metadata: ClusterMetadata, selection: Selection, deadline: D
     return topics
 
 
+@dataclass(frozen=True, slots=True)
+class KnownTopic:
+    """What is known of a topic that is read: its id, and how many partitions it has at least."""
+
+    topic_id: str
+    partitions: int
+
+
 def existing_topics(
-    metadata: ClusterMetadata, selection: Selection, known: Iterable[str], deadline: Deadline
+    metadata: ClusterMetadata, selection: Selection, known: Mapping[str, KnownTopic], deadline: Deadline
 ) -> list[TopicView]:
     """The selected topics that exist now, by fresh metadata.
 
-    If a topic of `known` is left out, it certainly does not exist any more. A new topic that a pattern matches may come
-    a moment later.
+    If a topic of `known` is left out, it certainly does not exist any more. Nor do partitions of it that its view
+    lacks. A new topic that a pattern matches may come a moment later.
     """
     names = dict.fromkeys(_selected_names(metadata, selection, deadline))
     if isinstance(selection, SubscribePattern):
@@ -65,8 +74,16 @@ def existing_topics(
     topics = []
     for name in names:
         with suppress(UnknownTopicOrPartitionError):
-            topics.append(metadata.topic(name, deadline))
+            topics.append(_whole(metadata, metadata.topic(name, deadline), known.get(name), deadline))
     return topics
+
+
+def _whole(metadata: ClusterMetadata, topic: TopicView, known: KnownTopic | None, deadline: Deadline) -> TopicView:
+    """The topic with the partitions that it is known to have: a broker that lags behind may not know all of them."""
+    if known is not None and topic.topic_id == known.topic_id and len(topic.partitions) < known.partitions:
+        with suppress(UnknownTopicOrPartitionError):
+            return metadata.topic(topic.name, deadline, partition=known.partitions - 1)
+    return topic
 
 
 def partitions_of(selection: Selection, topics: Sequence[TopicView]) -> list[TopicPartition]:

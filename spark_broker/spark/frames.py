@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from spark_broker.config import AdminConfig
@@ -58,16 +58,30 @@ def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> l
 
     SQL needs backticks around a name with a dash. A view shows the records that there were when it was first queried,
     because Spark plans it once. Call this again to see newer records. `bootstrap_servers` and errors are as in
-    `read_topic`.
+    `read_topic`. Raises InvalidDataError where Spark takes the names of two topics for one.
     """
     from spark_broker.client.admin import Admin
 
     servers = servers_of(spark, bootstrap_servers)
     with Admin(servers) as admin:
         names = admin.list_topics()
+    if spark.conf.get("spark.sql.caseSensitive", "false") != "true":
+        _check_names(names)
     for name in names:
         read_topic(spark, name, bootstrap_servers=servers).createOrReplaceTempView(f"`{name}`")
     return names
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raises InvalidDataError for names that differ in case only."""
+    by_lower: dict[str, str] = {}
+    for name in names:
+        other = by_lower.setdefault(name.lower(), name)
+        if other != name:
+            raise InvalidDataError(
+                f"Spark takes the topics {other!r} and {name!r} for one view: their names differ in case only",
+                hint="Set spark.sql.caseSensitive to true, or use read_topic for these.",
+            )
 
 
 def servers_of(spark: SparkSession, bootstrap_servers: str | None) -> str:

@@ -86,7 +86,7 @@ def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
         read = SubscribedTopics(tuple(sorted({tp.topic for tp in offsets.fetch(None, deadline)})))
         if not read.topics:
             raise GroupIdNotFoundError(f"group {group!r} has committed no offset of a topic that exists")
-        topics = {topic.name: topic for topic in existing_topics(metadata, read, (), deadline)}
+        topics = {topic.name: topic for topic in existing_topics(metadata, read, {}, deadline)}
         partitions = partitions_of(read, list(topics.values()))
         committed = offsets.fetch(partitions, deadline)  # The ids of the topics are known now: old commits are none.
         infos, failures = try_lookup_offsets(metadata, all_at(partitions, LATEST), deadline)

@@ -108,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         session.publish(position)  # Spark asks for the next batch when the last one is committed.
         logs = session.logs(position)
         lossy = self._report(find_losses(position, logs))
-        logs = self._planner.within_target(logs)
+        logs = self._planner.within_target(position, logs)
         end = self._end(session, position, logs, limited=not isinstance(limit, ReadAllAvailable), lossy=lossy)
         self._latest = _all_of(logs)
         if is_first:

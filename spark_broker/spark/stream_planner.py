@@ -153,15 +153,19 @@ class StreamPlanner:
         """Trigger.AvailableNow: the query reads what there is now, in as many batches as it needs, and ends."""
         self._target = logs
 
-    def within_target(self, logs: Logs) -> dict[TopicPartition, LogRange]:
-        """The logs as far as the query may read them."""
+    def within_target(self, position: StreamOffset, logs: Logs) -> dict[TopicPartition, LogRange]:
+        """The logs as far as the query may read them.
+
+        Of what it has read and the target lacks, it reads nothing, and keeps the position: the broker that gave the
+        target may have lagged behind.
+        """
         target = self._target
         if target is None:
             return dict(logs)
         return {
-            tp: _cut_at(log, target[tp])
+            tp: _cut_at(log, target[tp]) if _is_in(target, tp, log) else _cut_at_position(log, position.offsets[tp])
             for tp, log in logs.items()
-            if tp in target and target[tp].topic_id == log.topic_id
+            if _is_in(target, tp, log) or (tp in position.offsets and position.topic_ids.get(tp.topic) == log.topic_id)
         }
 
     def is_delayed(self, backlog: int, now_ms: int) -> bool:
@@ -190,6 +194,15 @@ class StreamPlanner:
 
 def _cut_at(log: LogRange, target: LogRange) -> LogRange:
     return log if log.end <= target.end else replace(log, end=target.end, last_epoch=target.last_epoch)
+
+
+def _is_in(target: Logs, tp: TopicPartition, log: LogRange) -> bool:
+    return tp in target and target[tp].topic_id == log.topic_id
+
+
+def _cut_at_position(log: LogRange, offset: int) -> LogRange:
+    end = max(log.start, min(offset, log.end))
+    return replace(log, end=end, last_epoch=log.position_epoch if end == offset else -1)
 
 
 def limited_ends(logs: Logs, ends: Offsets) -> dict[TopicPartition, int]:

@@ -13,7 +13,7 @@ from spark_broker.client.retry import Deadline
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import ListedOffset
-from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
+from spark_broker.spark.cluster import KnownTopic, connected, existing_topics, partitions_of, selected_topics
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.planned_topic import is_gone, planned_topic
 from spark_broker.spark.planning import newest, resolve_starts, whole
@@ -55,8 +55,7 @@ class StreamSession:
     def logs(self, position: StreamOffset | None) -> dict[TopicPartition, LogRange]:
         """What the selected partitions hold now, with partitions that are new since the last look."""
         deadline = self._deadline()
-        topic_ids = () if position is None else position.topic_ids
-        topics = existing_topics(self._metadata, self._options.selection, topic_ids, deadline)
+        topics = existing_topics(self._metadata, self._options.selection, _known(position), deadline)
         begin = {} if position is None else position.offsets
         reached = {tp: Reach(offset, EVERY_BYTE) for tp, offset in begin.items()}
         logs = self._look_up(partitions_of(self._options.selection, topics), deadline, reached)
@@ -145,3 +144,13 @@ class StreamSession:
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._options.settings.default_api_timeout_ms)
+
+
+def _known(position: StreamOffset | None) -> dict[str, KnownTopic]:
+    """The topics of a position, by name. Partitions are never taken away."""
+    known: dict[str, KnownTopic] = {}
+    for tp in position.offsets if position is not None else ():
+        topic_id = position.topic_ids[tp.topic] if position is not None else ""
+        most = known[tp.topic].partitions if tp.topic in known else 0
+        known[tp.topic] = KnownTopic(topic_id, max(most, tp.partition + 1))
+    return known

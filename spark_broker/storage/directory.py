@@ -46,6 +46,7 @@ from spark_broker.storage.directory_names import (
 from spark_broker.storage.files import TEMPORARY_SUFFIX, make_directories, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
+from spark_broker.storage.quarantine import QUARANTINE_FILE, read_quarantine
 from spark_broker.storage.slots import NOT_USABLE, SLOT_PREFIX, FailedSlots, check_new, usable_slots
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.strays import DAMAGED, DIVERGED, Stray, set_aside_in, stray_suffix, strays_in
@@ -147,8 +148,8 @@ class LogDirectory:
         """Save that this process is about to register. Returns the incarnation to register with, and earlier ones.
 
         The controller compares them with the incarnation that it knows. A directory that was replaced by an older copy
-        of itself does not know that one. One that has lost its high watermarks counts as such a copy: it is not known
-        what its logs had committed, so it is not known either whether they have lost some of it.
+        of itself does not know that one. One that has lost its high watermarks, or its list of damaged replicas, counts
+        as such a copy: it is not known what its logs had committed, or which of them have lost some of it.
         """
         earlier = self._meta.incarnations or (() if self.is_new else (ANY_INCARNATION,))
         known = earlier if len(earlier) < INCARNATIONS_MAX else (ANY_INCARNATION,)
@@ -157,23 +158,23 @@ class LogDirectory:
         except StorageRefusedError as error:
             logger.warning("this process is not recorded: %s", error)
             incarnation = UNRECORDED + incarnation
-        if self._has_lost_high_watermarks():
-            logger.error(
-                "%s has lost its %s: it is not known what its logs have committed. They do not lead before they were "
-                "compared with the other replicas",
-                self.path,
-                HIGH_WATERMARKS_FILE,
-            )
+        if lost := self._lost_file():
+            unknown = "it is not known what its logs have committed, and kept"
+            logger.error("%s has lost its %s: %s. They do not lead before they were compared", self.path, lost, unknown)
             return incarnation, [NO_INCARNATION]
         return incarnation, list(earlier)
 
-    def _has_lost_high_watermarks(self) -> bool:
-        """SEEN_FILE is written after them, so they were there if it is there."""
+    def _lost_file(self) -> str:
+        """The file that is gone or damaged; empty: none is. SEEN_FILE is written after the high watermarks."""
         try:
             marks = read_checkpoint(self.path / HIGH_WATERMARKS_FILE, fs=self.fs)
         except DamagedLogError:
-            return True
-        return marks is None and self.fs.exists(self.path / SEEN_FILE)
+            return HIGH_WATERMARKS_FILE
+        try:
+            read_quarantine(self.path, fs=self.fs)
+        except DamagedLogError:
+            return QUARANTINE_FILE
+        return HIGH_WATERMARKS_FILE if marks is None and self.fs.exists(self.path / SEEN_FILE) else ""
 
     def registered(self, broker_id: int, incarnation: str) -> None:
         """The controller knows this process by now: earlier ones are of no interest any more."""

@@ -93,6 +93,22 @@ def test_a_late_commit_of_the_old_topic_is_refused(cluster: ProcessCluster, admi
     admin.delete_topic("t")
 
 
+def test_a_transaction_does_not_take_offsets_of_the_old_topic(cluster: ProcessCluster, admin: Admin) -> None:
+    """Story: they became the new topic's, and the next reader passed as many records."""
+    create(cluster, admin, 100)
+    servers = cluster.bootstrap_servers
+    with member(cluster, "copier") as consumer, Producer(servers, transactional_id="copier") as producer:
+        consumer.assign([T0])
+        assert read(consumer, 100) == list(range(100))
+        identity = consumer.group_metadata()
+        admin.delete_topic("t")
+        create(cluster, admin, 150)
+        with pytest.raises(InconsistentTopicIdError), producer.transaction():
+            producer.send_offsets_to_transaction({T0: 100}, identity)
+        assert consumer.committed(T0) is None
+    admin.delete_topic("t")
+
+
 def test_a_group_that_loses_one_topic_of_two_commits_the_other(cluster: ProcessCluster, admin: Admin) -> None:
     """Story: all its commits were refused as a whole from then on, and its next member read everything again."""
     kept, lost = TopicPartition("kept", 0), TopicPartition("lost", 0)

@@ -103,11 +103,9 @@ def test_a_stray_is_deleted_after_a_while_by_a_broker_whose_clock_is_believed(fi
     assert stays_after(1), "it is young"
     broker.ahead_ms = WEEK_MS + 1
     assert stays_after(0), "-1: never"
-    broker.fenced = True
-    broker.apply()
-    assert stays_after(1), "the clock of a fenced broker may be wrong"
-    broker.fenced = False
-    broker.apply()
+    broker.lease.session_lost()
+    assert stays_after(1), "nobody has checked the clock of a broker without a session"
+    broker.lease.extend(broker.boottime_ms(), 10_000)
     assert not stays_after(1)
     assert broker.directories() == []
 

@@ -93,6 +93,33 @@ def test_bad_lines_are_skipped_if_that_is_asked_for(cluster: FakeCluster, run: R
     assert ended.err.endswith("1 record in 1 batch acknowledged; 1 line was skipped\n")
 
 
+def test_a_text_that_is_not_utf_8_is_a_bad_line_like_any_other(cluster: FakeCluster, run: Run) -> None:
+    """Story: the broker refused the whole chunk, and named no line."""
+    cluster.create("t", schema=TYPED)
+    lines = [b'{"dest": "SEA"}', b'{"dest": "caf\xe9"}', b'{"dest": "ORD"}']
+    ended = run("produce", "t", stdin=b"\n".join(lines))
+    assert (ended.status, "line 2 is no JSON object" in ended.err) == (1, True)
+    ended = run("produce", "t", "--skip-bad", "-o", "json", stdin=b"\n".join(lines))
+    assert (ended.status, ended.json["records"], ended.json["skipped"]) == (0, 2, 1)
+
+
+def test_a_line_of_json_may_be_larger_than_a_block_of_arrows(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", schema=TYPED)
+    ended = run("produce", "t", "-o", "json", stdin=b'{"dest": "%s"}' % (b"x" * (5 << 20)))
+    assert (ended.status, ended.json["records"]) == (0, 1)
+
+
+def test_columns_with_the_names_of_places_are_shown_beside_the_places(cluster: FakeCluster, run: Run) -> None:
+    """Story: the user's column `offset` was shown as the record's offset."""
+    cluster.create("t", schema=pa.schema([("topic", "string"), ("offset", "int64"), ("partition", "int64")]))
+    assert run("produce", "t", stdin=b'{"topic": "mine", "offset": 777, "partition": 9}').status == 0
+    line = run("consume", "t", "--follow", "--num", "1").out
+    assert line.startswith("0@0  ")
+    assert "topic=mine" in line
+    assert "offset=777" in line
+    assert "mine" in run("consume", "t", "--offset", "earliest").out
+
+
 def test_an_empty_line_is_no_object_and_no_mistake(cluster: FakeCluster, run: Run) -> None:
     cluster.create("t", schema=TYPED)
     ended = run("produce", "t", "-o", "json", stdin=b"\n")

@@ -41,6 +41,30 @@ if producer is not None:
 print("the parent goes on")
 """
 
+ITERATES = """
+import os, sys
+from spark_broker import Consumer, Producer
+from spark_broker.errors import ForkedProcessError
+
+with Producer(sys.argv[1]) as producer:
+    producer.append("t", [{"value": b"0"}, {"value": b"1"}]).result(20)
+consumer = Consumer(sys.argv[1], topics=["t"], auto_offset_reset="earliest")
+child = -1
+try:
+    for record in consumer:
+        if child == -1:
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+                break
+        else:
+            print("the child has", record.value, flush=True)
+except ForkedProcessError as error:
+    print(error.name, flush=True)
+    os._exit(0)
+print("the parent goes on")
+"""
+
 LISTS = (
     "import sys; from spark_broker import Admin; print(Admin(sys.argv[1], default_api_timeout_ms=9000).list_topics())"
 )
@@ -61,6 +85,14 @@ def test_a_child_may_use_clients_of_its_own_and_is_told_at_once_that_it_has_not_
     command = [sys.executable, "-c", FORKS, cluster.bootstrap, first]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.splitlines() == said
+
+
+def test_an_iteration_ends_in_a_child(cluster: FakeCluster) -> None:
+    """Story: it handed out what the parent had fetched, and then waited for threads that the child has not."""
+    cluster.create("t")
+    command = [sys.executable, "-c", ITERATES, cluster.bootstrap]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.splitlines() == ["FORKED_PROCESS", "the parent goes on"]
 
 
 def test_a_proxy_for_the_web_does_not_concern_clients(cluster: FakeCluster) -> None:

@@ -67,11 +67,11 @@ def stop_at_a_partition_that_the_metadata_lacks(patch: Patch) -> None:
     """The group hears of a new partition before its members' metadata has it."""
     right = ConsumerMachine._check_partition
 
-    def buggy(self: ConsumerMachine, position: PartitionPosition) -> bool:
+    def buggy(self: ConsumerMachine, position: PartitionPosition, now_ms: float) -> bool:
         topic = self.view.topic(position.tp.topic)
         if topic is not None and position.tp.partition >= len(topic.partitions):
             position.error = UnknownTopicOrPartitionError("no such partition")
-        return right(self, position)
+        return right(self, position, now_ms)
 
     patch.setattr(ConsumerMachine, "_check_partition", buggy)
 

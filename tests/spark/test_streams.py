@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_broker
 from spark_broker import Admin, NewTopic, Producer
+from spark_broker.errors import InvalidDataError
 from tests.support.process_cluster import ProcessCluster
 from tests.support.waiting import eventually
 
@@ -378,3 +379,19 @@ def test_every_topic_is_a_view_and_a_new_call_shows_what_is_newer(
     topics.add("seen", 4)
     spark_broker.create_views(spark, servers)
     assert spark.sql("SELECT sum(n) AS total FROM seen").collect()[0].total == 7
+
+
+def test_topics_that_differ_in_case_only_are_no_views(
+    spark: SparkSession, servers: str, topics: Topics, admin: Admin
+) -> None:
+    """Story: Spark takes both names for one, and a query of the one read the other."""
+    topics.create("cased", partitions=1)
+    topics.create("Cased", partitions=1)
+    try:
+        with pytest.raises(InvalidDataError, match="differ in case"):
+            spark_broker.create_views(spark, servers)
+        spark.conf.set("spark.sql.caseSensitive", "true")
+        assert {"cased", "Cased"} <= set(spark_broker.create_views(spark, servers))
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+        admin.delete_topic("Cased")

@@ -343,6 +343,47 @@ def test_commits_go_out_one_at_a_time_and_older_ones_that_nobody_waits_for_are_l
     assert rig.step() == [], "it is committed already"
 
 
+def test_a_commit_that_is_under_way_is_made_again_behind_another_one_that_waits() -> None:
+    """Story: read, seek back, commit: the third commit was left out, and the group went on at the second."""
+    rig = Rig(group_id="g")
+    ten, twenty = {T0: OffsetAndMetadata(10)}, {T0: OffsetAndMetadata(20)}
+    rig.machine.commit_later(ten, 0.0)
+    first = rig.only(CommitOffsets)
+    rig.machine.commit_later(twenty, 0.0)
+    rig.machine.commit_later(ten, 0.0)
+    rig.machine.commit_ended(first)
+    last = [effect for effect in rig.step() if isinstance(effect, CommitOffsets)]
+    for commit in last:
+        rig.machine.commit_ended(commit)
+    assert (rig.machine.committed, rig.step()) == (ten, [])
+
+
+def test_what_waits_is_not_what_a_close_commits() -> None:
+    rig = Rig(group_id="g").reading(20, epoch=0)
+    ten, twenty = {T0: OffsetAndMetadata(10)}, {T0: OffsetAndMetadata(20)}
+    for offsets in (ten, twenty):
+        rig.machine.commit_later(offsets, 0.0)
+        if offsets is ten:
+            rig.machine.commit_ended(rig.only(CommitOffsets))
+    rig.machine.seek(T0, ten[T0])
+    assert rig.machine.uncommitted_positions() == ten
+
+
+def test_an_assigned_partition_that_is_newer_than_the_metadata_is_read_once_the_metadata_has_it(rig: Rig) -> None:
+    """Story: it was an error at once, and for good."""
+    rig.machine.assign([T1])
+    rig.metadata(view((0, 0)))
+    assert not rig.machine.stands_still
+    rig.now_ms += 1100
+    rig.metadata(view((0, 0)))
+    with pytest.raises(UnknownTopicOrPartitionError, match="has 1 partitions"):
+        rig.machine.raise_error()
+    rig.now_ms += 1100
+    effects = rig.metadata(view((0, 0), (0, 0)))
+    assert not rig.machine.stands_still
+    assert [effect.moments for effect in effects if isinstance(effect, LookUpOffsets)] == [{T1: EARLIEST}]
+
+
 def test_what_a_failed_commit_has_stored_is_not_known() -> None:
     """Simulator, seed 403128: when the position is back where it was, the consumer must commit again."""
     rig = Rig(group_id="g")

@@ -11,6 +11,7 @@ import pytest
 from spark_broker.broker.damaged import DamagedReplicas, Find, PartitionKey
 from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import DamagedLogError, KafkaStorageError, StorageFullError
+from spark_broker.protocol.messages import NO_INCARNATION
 from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import FileSystem
@@ -214,6 +215,20 @@ def test_a_list_that_is_damaged_itself_is_an_error_and_not_an_empty_list(directo
     (directory.path / QUARANTINE_FILE).write_bytes(b"garbage")
     with pytest.raises(DamagedLogError):
         read_quarantine(directory.path)
+
+
+def test_a_broker_that_has_lost_the_list_leads_nothing_before_its_replicas_were_compared(
+    directory: LogDirectory,
+) -> None:
+    """Story: such a broker ended at each start, and with it the start of the cluster."""
+    (directory.path / QUARANTINE_FILE).write_bytes(b"")
+    for _ in range(2):
+        assert directory.begin_incarnation("this")[1] == [NO_INCARNATION]
+    damaged = DamagedReplicas(directory)
+    assert damaged.keys == []
+    damaged.replace_unreadable()
+    assert read_quarantine(directory.path).replicas == frozenset()
+    assert directory.begin_incarnation("next")[1] != [NO_INCARNATION]
 
 
 COUNT = 50

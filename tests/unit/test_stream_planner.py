@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.model import TopicPartition
+from spark_broker.spark.limits import Limits
 from spark_broker.spark.stream_offset import PartitionEnd, StreamOffset
-from spark_broker.spark.stream_planner import LogRange, LossKind, end_of_batch, find_losses, limited_ends
+from spark_broker.spark.stream_planner import (
+    LogRange,
+    LossKind,
+    StreamPlanner,
+    end_of_batch,
+    find_losses,
+    limited_ends,
+)
 
 TP = TopicPartition("t", 0)
 
@@ -55,3 +63,16 @@ def test_the_end_of_a_limited_batch_is_known_by_its_own_epoch(epoch: int, known:
     assert limited_ends(logs, {TP: 50}) == {}
     end = end_of_batch(read_up_to(0, PartitionEnd(0, -1)), logs, {TP: 40}, {TP: epoch})
     assert end.ends == {TP: known}
+
+
+def test_what_was_read_stays_in_the_position_though_the_target_of_available_now_lacks_it() -> None:
+    """Story: the broker that gave the target lagged behind. The checkpoint lost a topic, which was then read twice."""
+    other, new = TopicPartition("u", 0), TopicPartition("v", 0)
+    position = StreamOffset({TP: 40, other: 30}, {"t": "id", "u": "id"}, {})
+    planner = StreamPlanner(Limits())
+    planner.stop_at({TP: log(50, 2)})
+    logs = planner.within_target(position, {TP: log(60, 3), other: log(70, 5, position_epoch=4), new: log(10, 0)})
+    assert logs == {TP: LogRange("id", 0, 50, 60, 2), other: LogRange("id", 0, 30, 70, 4, 4)}
+    end = end_of_batch(position, logs, {TP: 50, other: 30}, {})
+    assert end.offsets == {TP: 50, other: 30}
+    assert end.ends[other] == PartitionEnd(30, 4)

@@ -91,6 +91,7 @@ class Cluster:
         self.skews_ms: dict[int, int] = {}  # how far each broker's wall clock is ahead
         self.own_skew_ms = 0  # how far the controller's is ahead
         self.full: set[int] = set()  # brokers whose disks have no room
+        self.silent: set[int] = set()  # brokers that do not say how far their replicas reach
         self.offline: dict[int, set[Key]] = {}  # by broker, the replicas that it cannot use
         self.logs: dict[tuple[int, str, int], tuple[int, int]] = {}  # (broker, topic id, number) to (epoch, end)
         self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
@@ -163,7 +164,7 @@ class Cluster:
             sent_ms=self.now_ms,
             ready=ready,
             wants_shutdown=wants_shutdown,
-            log_ends=self.log_ends(broker),
+            log_ends=[] if broker in self.silent else self.log_ends(broker),
             wall_ms=self.wall_ms + self.skews_ms.get(broker, 0) - self.own_skew_ms,
             ahead_max_ms=self.skews_ms.get(broker, 0) - self.own_skew_ms,
             full=broker in self.full,

@@ -12,9 +12,19 @@ from spark_broker.controller.image import WRITERS_MAX, MetadataImage
 from spark_broker.controller.lineage import NewestBatch
 from spark_broker.controller.records import ControllerEpochRecord, LaunchRecord
 from spark_broker.controller.snapshot import image_from_snapshot, to_records
-from spark_broker.errors import OlderMetadataError, SparkBrokerError
+from spark_broker.errors import NotControllerError, OlderMetadataError, SparkBrokerError
 from spark_broker.model import NO_LEADER
-from spark_broker.protocol.messages import DeleteTopicRequest, MetadataSeen, RegisterBrokerResponse
+from spark_broker.protocol.messages import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    AlterPartitionRequest,
+    CreatePartitionsRequest,
+    DeleteTopicRequest,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataSeen,
+    RegisterBrokerResponse,
+)
 from tests.unit.controller.cluster import CLUSTER_ID, Cluster, registration
 
 
@@ -58,14 +68,15 @@ def test_what_is_seen_of_an_image_is_in_each_image_that_follows() -> None:
         assert lineage.has(image, seen)
 
 
-def test_a_controller_that_the_image_has_forgotten_proves_nothing() -> None:
+def test_a_controller_that_the_image_has_forgotten_wrote_nothing_beyond_where_the_oldest_known_one_began() -> None:
+    """Story: an older copy was refused at a thousand starts, and taken at the next one."""
     image = image_of(("a", 2))
-    seen = place(3, 0, "other")
-    assert not lineage.has(image, seen)
-    for epoch in range(1, WRITERS_MAX + 1):
+    within, beyond = place(2, 0, "a"), place(500, 0, "a")
+    for epoch in range(1, WRITERS_MAX + 2):
         image = image.apply([ControllerEpochRecord(epoch, "b")])
-    assert len(image.writers) == WRITERS_MAX
-    assert lineage.has(image, seen)
+    assert (len(image.writers), image.writers[0].epoch) == (WRITERS_MAX, 2)
+    assert lineage.has(image, within)
+    assert not lineage.has(image, beyond)
 
 
 def _same(newest: NewestBatch | None) -> NewestBatch | None:
@@ -118,7 +129,7 @@ def test_accepted_metadata_goes_on_above_every_number_that_was_given_out() -> No
         assert isinstance(answer, RegisterBrokerResponse), answer
         assert answer.broker_id == directory
         assert answer.broker_epoch > story.newest.next_offset
-    assert cluster.image.next_broker_id == 4
+    assert cluster.image.next_broker_id > 4
     assert cluster.image.last_launch >= story.newest.last_launch
     assert cluster.image.next_producer_id > story.newest.next_producer_id
     assert lineage.has(cluster.image, lineage.seen(cluster.image))
@@ -142,7 +153,59 @@ def test_a_directory_that_has_saved_nothing_keeps_its_id_though_accepted_metadat
     request = registration(cluster.new_launch(), "directory-3", broker_id=3, cluster_id=CLUSTER_ID)
     answer = cluster.register(request)
     assert isinstance(answer, RegisterBrokerResponse), answer
-    assert (answer.broker_id, cluster.image.next_broker_id) == (3, 4)
+    assert answer.broker_id == 3
+    assert cluster.image.next_broker_id > 4
+
+
+def test_a_new_directory_gets_no_id_of_a_broker_that_accepted_metadata_does_not_know() -> None:
+    """Story: a new machine came first and got that id. The broker to which it belongs never started again."""
+    story = Story()
+    cluster = story.restored(accept=True)
+    new = cluster.register(registration(cluster.new_launch(), "a-new-one", cluster_id=CLUSTER_ID))
+    assert isinstance(new, RegisterBrokerResponse), new
+    answer = story.register(cluster, 3)
+    assert isinstance(answer, RegisterBrokerResponse), answer
+    assert answer.broker_id == 3 != new.broker_id
+
+
+def test_a_partition_that_is_added_again_is_not_the_one_that_accepted_metadata_does_not_know() -> None:
+    """Story: the old partition's last replica came late, and was deleted: both were in epoch 0."""
+    story = Story()
+    cluster = story.restored(accept=True)
+    for directory in range(3):
+        story.register(cluster, directory)
+        cluster.beat(directory)
+    cluster.call(CreatePartitionsRequest("t", 3))
+    state = cluster.partition("t", 2)
+    assert state.leader_epoch == state.unclean_epoch == lineage.NUMBERS_SPARED
+    topic_id = cluster.topic("t").topic_id
+    assert not lineage.may_be_deleted(cluster.image, topic_id, 2, lambda: NewestBatch(0, is_empty=False))
+    cluster.create_topic("new", 1, 3)
+    assert cluster.partition("new", 0).leader_epoch == 0, "nothing can be left of a new topic"
+
+
+def test_a_controller_that_has_let_no_broker_in_neither_answers_nor_acts() -> None:
+    """Story: it gave producer ids a second time to a broker that it was about to refuse."""
+    story = Story()
+    cluster = story.restored(accept=False)
+    epochs = {broker.id: broker.epoch for broker in cluster.image.brokers.values()}
+    before = cluster.image
+    for request in (
+        AllocateProducerIdsRequest(0, epochs[0]),
+        AlterPartitionRequest(0, epochs[0], []),
+        DeleteTopicRequest("t"),
+        MetadataRequest(["u"], certain=True),
+    ):
+        with pytest.raises(NotControllerError):
+            cluster.call(request)
+    assert cluster.image == before
+    cluster = story.restored(accept=True)
+    answer = story.register(cluster, 0)
+    assert isinstance(answer, RegisterBrokerResponse)
+    assert isinstance(cluster.call(MetadataRequest(["t"], certain=True)), MetadataResponse)
+    assert isinstance(cluster.call(AllocateProducerIdsRequest(0, answer.broker_epoch)), AllocateProducerIdsResponse)
+    with pytest.raises(NotControllerError):
+        cluster.call(AllocateProducerIdsRequest(1, cluster.image.brokers[1].epoch))
 
 
 def test_accepted_metadata_elects_nobody_before_all_replicas_were_compared() -> None:

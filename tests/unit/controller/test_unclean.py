@@ -234,6 +234,21 @@ def test_with_the_setting_a_live_replica_leads_once_the_others_have_been_away_fo
     assert leader(cluster) == (1, (1,))
 
 
+def test_with_the_setting_a_live_broker_is_asked_how_far_its_replica_reaches_before_anybody_is_elected() -> None:
+    """Story: older metadata was accepted, and a broker with a full disk named no log end. Its records were lost."""
+    cluster = three_brokers(ALLOWED)
+    lose(cluster, 1, 2, 0)
+    come_back(cluster, 0, "machine_crash")
+    reaches(cluster, 1, 0, 30)
+    cluster.silent.add(1)
+    come_back(cluster, 1)
+    cluster.pass_time(20_000, alive=[0, 1])
+    assert leader(cluster)[0] == -1
+    cluster.silent.clear()
+    cluster.pass_time(1_000, alive=[0, 1])
+    assert leader(cluster) == (1, (1,))
+
+
 def test_the_setting_can_be_turned_on_when_it_is_needed() -> None:
     cluster = three_brokers()
     lose(cluster, 1, 2, 0)

@@ -65,7 +65,7 @@ def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> l
     servers = servers_of(spark, bootstrap_servers)
     with Admin(servers) as admin:
         names = admin.list_topics()
-    if spark.conf.get("spark.sql.caseSensitive", "false") != "true":
+    if (spark.conf.get("spark.sql.caseSensitive", "false") or "").lower() != "true":
         _check_names(names)
     for name in names:
         read_topic(spark, name, bootstrap_servers=servers).createOrReplaceTempView(f"`{name}`")

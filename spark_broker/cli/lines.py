@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -93,6 +94,8 @@ class RowMaker:
         objects = [line for line in lines if line.strip()]
         if not objects:
             return self._schema.empty_table()
+        if not all(line.lstrip(_BEFORE_OBJECTS).startswith(b"{") for line in objects):
+            raise pa.ArrowInvalid("it does not begin with a brace")  # Arrow crashes where the first line is `null`.
         options = pa.json.ParseOptions(explicit_schema=self._as_read, unexpected_field_behavior="error")
         text = b"\n".join(objects)
         whole = pa.json.ReadOptions(block_size=len(text) + 1)  # A line may be larger than a block is by default.
@@ -131,6 +134,8 @@ class _NoSeparatorError(ValueError):
 
 
 _UNFIT = (pa.ArrowInvalid, _NoSeparatorError)
+
+_BEFORE_OBJECTS = codecs.BOM_UTF8 + b" \t\r\n"
 
 
 def _key_value_table(keys: Sequence[bytes | None], values: Sequence[bytes]) -> pa.Table:

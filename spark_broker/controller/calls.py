@@ -71,13 +71,13 @@ def check_caller(image: MetadataImage, request: CallRequest, connected: Collecti
 
     The metadata may be an older copy. Then brokers are about to be refused that an earlier controller had let in. They
     still ask for producer ids, and still pass on what clients ask. `let_in`: whether any broker has registered with
-    this controller; `connected`: those that have a session.
+    this controller, and the metadata does not look like an older copy; `connected`: those that have a session.
     """
     if isinstance(request, AllocateProducerIdsRequest | AlterPartitionRequest):
-        if request.broker_id not in connected:
+        if request.broker_id in image.brokers and request.broker_id not in connected:
             raise NotControllerError(f"broker {request.broker_id} has no session with this controller")
     elif image.brokers and not let_in:
-        raise NotControllerError("no broker has registered with this controller yet")
+        raise NotControllerError("no broker that has seen metadata before has registered with this controller yet")
 
 
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:

@@ -47,7 +47,8 @@ def elect_allowed(
     """Elections that topics allow. `away`: brokers that have been away for so long that they are not waited for.
 
     A replica that is offline is waited for: its broker tries again, and it may be the one that has everything. So is a
-    live broker that is asked how far its replica reaches: it says so in one of its next heartbeats.
+    live broker that is asked how far its replica reaches: it says so in one of its next heartbeats. Only a damaged
+    replica is not waited for: it comes after all others.
     """
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
@@ -55,7 +56,8 @@ def elect_allowed(
             continue
         live = list(filter(disks.electable(image, (topic.topic_id, number)), state.replicas))
         known = ends.known(image, (topic.topic_id, number), state)
-        if any(is_asked_for(state, broker) and broker not in known for broker in live):
+        asked = [broker for broker in live if is_asked_for(state, broker) and broker not in state.damaged]
+        if not all(broker in known for broker in asked):
             continue
         if live and all(broker in live or broker in away for broker in state.replicas):
             records += _lead(topic, number, state, _choose(image, ends, topic, number, state, live))

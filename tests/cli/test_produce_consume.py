@@ -103,6 +103,15 @@ def test_a_text_that_is_not_utf_8_is_a_bad_line_like_any_other(cluster: FakeClus
     assert (ended.status, ended.json["records"], ended.json["skipped"]) == (0, 2, 1)
 
 
+@pytest.mark.parametrize("line", [b"null", b"5", b'"text"', b"[]"])
+def test_a_line_that_is_no_object_is_a_bad_line(cluster: FakeCluster, run: Run, line: bytes) -> None:
+    """Story: Arrow crashed on a first line `null`; a later one became a record without values."""
+    cluster.create("t", schema=TYPED)
+    for lines in ([line, b'{"dest": "SEA"}'], [b'\xef\xbb\xbf{"dest": "SEA"}', b" " + line]):
+        ended = run("produce", "t", "--skip-bad", "-o", "json", stdin=b"\n".join(lines))
+        assert (ended.status, ended.json["records"], ended.json["skipped"]) == (0, 1, 1)
+
+
 def test_a_line_of_json_may_be_larger_than_a_block_of_arrows(cluster: FakeCluster, run: Run) -> None:
     cluster.create("t", schema=TYPED)
     ended = run("produce", "t", "-o", "json", stdin=b'{"dest": "%s"}' % (b"x" * (5 << 20)))

@@ -18,7 +18,9 @@ from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
     AlterPartitionRequest,
+    AlterTopicConfigRequest,
     CreatePartitionsRequest,
+    CreateTopicRequest,
     DeleteTopicRequest,
     MetadataRequest,
     MetadataResponse,
@@ -157,6 +159,23 @@ def test_a_directory_that_has_saved_nothing_keeps_its_id_though_accepted_metadat
     assert cluster.image.next_broker_id > 4
 
 
+def test_a_new_directory_does_not_make_older_metadata_speak() -> None:
+    story = Story()
+    cluster = story.restored(accept=False)
+    assert isinstance(story.register(cluster, 0), OlderMetadataError)
+    new = cluster.register(registration(cluster.new_launch(), "a-new-one", cluster_id=CLUSTER_ID))
+    assert isinstance(new, RegisterBrokerResponse)
+    with pytest.raises(NotControllerError):
+        cluster.call(MetadataRequest(["u"], certain=True))
+    story.seen = lineage.seen(story.older)
+    assert isinstance(story.register(cluster, 1), RegisterBrokerResponse)
+    assert isinstance(cluster.call(MetadataRequest(["t"], certain=True)), MetadataResponse)
+    story.seen = lineage.seen(story.newest)
+    assert isinstance(story.register(cluster, 2), OlderMetadataError)
+    answer = cluster.call(MetadataRequest(["t"], certain=True))
+    assert isinstance(answer, MetadataResponse), "one broker of another history keeps the others from nothing"
+
+
 def test_a_new_directory_gets_no_id_of_a_broker_that_accepted_metadata_does_not_know() -> None:
     """Story: a new machine came first and got that id. The broker to which it belongs never started again."""
     story = Story()
@@ -194,6 +213,8 @@ def test_a_controller_that_has_let_no_broker_in_neither_answers_nor_acts() -> No
         AllocateProducerIdsRequest(0, epochs[0]),
         AlterPartitionRequest(0, epochs[0], []),
         DeleteTopicRequest("t"),
+        CreateTopicRequest("t", 1, 1, b"", {}),
+        AlterTopicConfigRequest("u", {}),
         MetadataRequest(["u"], certain=True),
     ):
         with pytest.raises(NotControllerError):

@@ -249,6 +249,18 @@ def test_with_the_setting_a_live_broker_is_asked_how_far_its_replica_reaches_bef
     assert leader(cluster) == (1, (1,))
 
 
+def test_with_the_setting_nobody_waits_for_a_damaged_replica_that_says_nothing() -> None:
+    """Story: its directory could not be moved away. It neither was offline, nor said how far it reaches."""
+    cluster = three_brokers(ALLOWED)
+    lose(cluster, 1, 2)
+    cluster.silent.add(0)
+    damage(cluster, 0, [(cluster.topic().topic_id, 0)])
+    for broker in (1, 2):
+        come_back(cluster, broker)
+    cluster.pass_time(1_000, alive=[0, 1, 2])
+    assert leader(cluster)[0] in (1, 2)
+
+
 def test_the_setting_can_be_turned_on_when_it_is_needed() -> None:
     cluster = three_brokers()
     lose(cluster, 1, 2, 0)

@@ -90,7 +90,7 @@ FEATURES = {
     "clocks jump": Feature(has_clock_jumps, {"fault: clock jumps": 12}),
     "compaction": Feature(
         has_compaction,
-        {"passes of compaction": 130, "replicas rebuilt": 1, "fault: leave a follower behind": 30},
+        {"passes of compaction": 130, "replicas rebuilt": 0, "fault: leave a follower behind": 30},
     ),
     "groups commit, resume and change coordinators": Feature(
         has_groups,

@@ -200,11 +200,10 @@ class DamagedReplicas:
 
 
 def _list_of(directory: LogDirectory) -> tuple[Quarantine, bool]:
-    """The list in the directory, and whether it cannot be read."""
+    """The list in the directory, and whether it cannot be read: `LogDirectory.begin_incarnation` tells of that."""
     try:
         return read_quarantine(directory.path, fs=directory.fs), False
-    except DamagedLogError as error:
-        logger.error("%s: %s; its replicas do not lead before they were compared", directory.path, error.message)
+    except DamagedLogError:
         return Quarantine(frozenset(), {}), True
 
 

@@ -120,7 +120,7 @@ class Controller(Machine[ControllerStanding]):
         self.image = image
         self._let_in = False  # whether a broker has registered with this controller
         self._fits = False  # whether one of these has seen metadata of this cluster before
-        self._is_older = False  # whether one was refused that has seen more, and none came that fits
+        self._refused_older = False  # whether one was refused that has seen more than the metadata
         self._began = False  # before ControllerStarted, the image's live brokers are an earlier controller's
         self.sessions = Sessions(SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms))
         self._settings = settings
@@ -335,14 +335,13 @@ class Controller(Machine[ControllerStanding]):
             raise
         except Exception as found:  # noqa: BLE001 (nothing has been decided yet; the note says where it came from)
             error = found if isinstance(found, SparkBrokerError) else _as_typed(found)
-            self._is_older = not self._fits and (self._is_older or isinstance(error, OlderMetadataError))
+            self._refused_older = self._refused_older or isinstance(error, OlderMetadataError)
             self._effects.append(CloseSession(event.session_id, error))
             text = f"launch {event.request.launch} may not register: {error}"
             self._note(text, expected=False, launch=event.request.launch, session_id=event.session_id)
             return
         broker_id, self._let_in = registration.broker_id, True
         self._fits = self._fits or event.request.seen is not None
-        self._is_older = self._is_older and not self._fits
         known = self.image.brokers.get(broker_id)
         new_directory = known is not None and known.directory_id != event.request.directory_id
         start = f"{event.request.start_kind} start"
@@ -533,7 +532,7 @@ class Controller(Machine[ControllerStanding]):
             context = CallContext(
                 self._settings, event.new_topic, expected, self._log_ends, self._disks, self._next_tiering_at_ms, now_ms
             )
-            let_in = self._let_in and not self._is_older
+            let_in = self._fits or (self._let_in and not self._refused_older)
             check_caller(self.image, event.request, self.sessions.connected, let_in=let_in)
             decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:

@@ -148,9 +148,9 @@ class StreamSession:
 
 def _known(position: StreamOffset | None) -> dict[str, KnownTopic]:
     """The topics of a position, by name. Partitions are never taken away."""
-    known: dict[str, KnownTopic] = {}
-    for tp in position.offsets if position is not None else ():
-        topic_id = position.topic_ids[tp.topic] if position is not None else ""
-        most = known[tp.topic].partitions if tp.topic in known else 0
-        known[tp.topic] = KnownTopic(topic_id, max(most, tp.partition + 1))
-    return known
+    if position is None:
+        return {}
+    counts: dict[str, int] = {}
+    for tp in position.offsets:
+        counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)
+    return {name: KnownTopic(position.topic_ids[name], count) for name, count in counts.items()}

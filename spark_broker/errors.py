@@ -524,7 +524,10 @@ class InconsistentClusterIdError(SparkBrokerError):
     """The log directory or the peer belongs to another cluster; nothing in it was touched."""
 
     code = 104
-    hint = "Point log.dirs and metadata.dir at directories of the same cluster, or at empty ones."
+    hint = (
+        "Point log.dirs and metadata.dir at directories of the same cluster, or at empty ones. A client stays with the "
+        "cluster that answered first: open a new one for another cluster at the same addresses."
+    )
 
 
 class OlderMetadataError(SparkBrokerError):

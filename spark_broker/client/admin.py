@@ -359,10 +359,10 @@ class Admin(GroupAdmin, OfOneProcess):
 
     def _existing(self, name: str, deadline: Deadline) -> TopicView:
         """Ask a broker for the topic. The cache is not used."""
-        self._metadata.use([name])
+        given.topic_name(name)
         grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
         missing = UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
-        self._await(lambda: name in self._metadata.refresh(deadline).topics, grace.or_sooner(deadline), missing)
+        self._await(lambda: name in self._metadata.fetch([name], deadline).topics, grace.or_sooner(deadline), missing)
         topic = self._metadata.view.topic(name)
         if topic is None:
             raise missing
@@ -373,10 +373,9 @@ class Admin(GroupAdmin, OfOneProcess):
 
         Raises UnknownTopicOrPartitionError where the topic was deleted meanwhile.
         """
-        self._metadata.use([name])
 
         def ready() -> bool:
-            topic = self._metadata.refresh(deadline).topic(name)
+            topic = self._metadata.fetch([name], deadline).topic(name)
             if topic is None:
                 if self._metadata.recorded(name, deadline) is None:
                     raise UnknownTopicOrPartitionError(f"topic {name!r} was deleted meanwhile")

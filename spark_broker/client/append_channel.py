@@ -14,6 +14,7 @@ from typing import Protocol
 from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.errors import InvalidRequestError, SparkBrokerError
+from spark_broker.interrupts import Condition
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.threads import begin
 from spark_broker.transport.client import Connection
@@ -52,7 +53,7 @@ class AppendChannel:
         self._owner = owner
         self._request_timeout_ms = request_timeout_ms
         self._name = name
-        self._work = threading.Condition(owner.lock)
+        self._work = Condition(owner.lock)
         self._has_work = False
         self._write_lock = threading.Lock()
         self._connection = Connection(leader.address.host, leader.address.port)

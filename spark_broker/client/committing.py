@@ -19,6 +19,7 @@ from spark_broker.errors import (
     StaleMemberEpochError,
     ThrottlingQuotaExceededError,
 )
+from spark_broker.interrupts import uninterrupted
 from spark_broker.model import OffsetAndMetadata, TopicPartition, known_epoch
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Committing:
         """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""
         if self.due_in_s() == 0:
             self._automatic_s = time.monotonic()
-            with self._threads.lock:
+            with uninterrupted(self._threads.lock):
                 self._later(self._machine.positions_to_keep())
 
     def due_in_s(self) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -40,6 +39,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
 )
+from spark_broker.interrupts import Turn, uninterrupted
 from spark_broker.model import (
     ConsumedBatch,
     ConsumedRecord,
@@ -102,7 +102,7 @@ class Consumer(OfOneProcess):
         end_with(self, self._threads)
         self._rebalancing = Rebalancing(self._machine, self._threads, self._config, self._check_open)
         self._lock = self._threads.lock
-        self._close_lock = threading.Lock()
+        self._closing = Turn()
         self._committing = Committing(self._machine, self._threads, self._config, self._check_open)
         self._told: dict[TopicPartition, str] = {}  # of which partitions that stand still the log has told, and why
         if subscription.topics or subscription.pattern:
@@ -130,11 +130,12 @@ class Consumer(OfOneProcess):
         self._refuse_reentry()
         self._rebalancing.refuse_while_telling()
         deadline = self._api_deadline()
-        if self._machine.is_member:
-            self._rebalancing.leave(deadline, "it has unsubscribed", partial(self._committing.last, deadline))
-        with self._open():
-            self._machine.unsubscribe()
-            self._threads.advance()
+        with uninterrupted():
+            if self._machine.is_member:
+                self._rebalancing.leave(deadline, "it has unsubscribed", partial(self._committing.last, deadline))
+            with self._open():
+                self._machine.unsubscribe()
+                self._threads.advance()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that were assigned before keep their positions.
@@ -151,6 +152,7 @@ class Consumer(OfOneProcess):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read now."""
+        self._origin.check()
         with self._lock:
             return sorted(self._machine.partitions)
 
@@ -187,6 +189,7 @@ class Consumer(OfOneProcess):
 
         A `seek` lets a partition go on.
         """
+        self._origin.check()
         with self._lock:
             return self._machine.errors()
 
@@ -215,15 +218,16 @@ class Consumer(OfOneProcess):
         self._origin.check()  # before any lock: in a child, the thread that holds it does not exist
         self._refuse_reentry()
         self._rebalancing.refuse_while_telling()
-        self._committing.when_due()
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         try:
-            batches = self._polled(deadline)
+            with uninterrupted():
+                self._committing.when_due()
+                batches = self._polled(deadline)
             # From here to the return no signal is handled: either the caller gets the batches, or they are taken back.
             self._machine.handed = ()
             return batches
         except BaseException:
-            with self._lock:
+            with uninterrupted(self._lock):
                 self._machine.take_back()
             raise
 
@@ -285,9 +289,10 @@ class Consumer(OfOneProcess):
                     record = self._next_record()
                 if record is None and self._rebalancing.is_due:
                     self._rebalancing.refuse_while_telling()
-                    self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))
+                    with uninterrupted():
+                        self._rebalancing.go_on(Deadline.after_ms(ERROR_AFTER_S * 1000))
             except BaseException:
-                with self._lock:
+                with uninterrupted(self._lock):
                     self._machine.take_record_back()
                 raise
             if record is not None:
@@ -395,11 +400,9 @@ class Consumer(OfOneProcess):
         if self._origin.is_elsewhere:
             return  # the parent's, whose threads hold its locks
         place = self._refuse_reentry()
-        if not self._close_lock.acquire(blocking=False):
-            if place is not Within.NOTHING:
-                return  # the handler of a signal has interrupted `close`, which goes on afterwards
-            self._close_lock.acquire()
-        try:
+        if self._closing.is_taken and place is not Within.NOTHING:
+            return  # the handler of a signal has interrupted `close`, which goes on afterwards
+        with uninterrupted(), self._closing:
             if self._machine.closed:
                 return
             try:
@@ -409,8 +412,6 @@ class Consumer(OfOneProcess):
                     self._committing.last(deadline)
             finally:
                 self._threads.close()
-        finally:
-            self._close_lock.release()
 
     def _refuse_reentry(self) -> Within:
         """Raises ReentrantCallError in the handler of a signal that interrupted more than a wait of this consumer."""
@@ -439,11 +440,11 @@ class Consumer(OfOneProcess):
             self._machine.subscribe(subscription.topics, subscription.pattern, now_ms=self._threads.now_ms())
             self._threads.advance()
 
-    def _open(self) -> threading.RLock:
-        """The machine's lock, of a consumer that is open. Raises ClosedError and ReentrantCallError."""
+    def _open(self) -> uninterrupted:
+        """With the machine's lock, of a consumer that is open. Raises ClosedError and ReentrantCallError."""
         self._check_open()
         self._refuse_reentry()
-        return self._lock
+        return uninterrupted(self._lock)
 
     def _check_open(self) -> None:
         self._origin.check()
@@ -471,7 +472,8 @@ class Consumer(OfOneProcess):
         if self._machine.is_member and not self._rebalancing.telling:
             self._check_open()
             self._refuse_reentry()
-            self._rebalancing.await_first(deadline)
+            with uninterrupted():
+                self._rebalancing.await_first(deadline)
 
     def _change(self, partition: TopicPartition, change: Callable[[], None]) -> None:
         deadline = self._api_deadline()

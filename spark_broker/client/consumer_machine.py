@@ -36,6 +36,7 @@ from spark_broker.client.retry import Backoff, Tries
 from spark_broker.client.topic_checks import TopicChecks
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
+    BootstrapUnreachableError,
     InvariantError,
     PolicyViolationError,
     RequestTimedOutError,
@@ -76,7 +77,7 @@ class ConsumerMachine:
         self.pattern = ""
         self.checks = TopicChecks(self.partitions, columns)
         self.failure: SparkBrokerError | InvariantError | None = None  # of the consumer; poll raises it
-        self._unreachable: SparkBrokerError | None = None  # the last try found no address of bootstrap.servers
+        self._unreachable: SparkBrokerError | None = None  # why the last try found no broker of the cluster
         self.closed = False
         fetch_machine = FetchMachine(config, columns, backoff) if fetches is None else fetches
         self.leaders = LeaderFetches(config, fetch_machine, self.partitions)
@@ -501,11 +502,13 @@ class ConsumerMachine:
 
     def round_failed(self, error: SparkBrokerError, now_ms: float) -> None:
         """No broker answered the round's request, or one answered with this error."""
-        tries = self._refreshes if isinstance(self._round, RefreshMetadata) else self._lookups
+        is_refresh = isinstance(self._round, RefreshMetadata)
+        tries = self._refreshes if is_refresh else self._lookups
         tries.ended(now_ms, recovered=False)
         self._round = None
         self.leaders.refresh_wanted = True
-        if not error.retriable and not self.view.brokers:
+        nobody_there = isinstance(error, BootstrapUnreachableError)  # Brokers that were there may come back.
+        if not error.retriable and (not self.view.brokers or (is_refresh and not nobody_there)):
             self._unreachable = error
 
     def metadata_came(self, view: ClusterView, now_ms: float) -> None:

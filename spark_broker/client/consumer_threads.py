@@ -36,6 +36,7 @@ from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import ClosedError, InvariantError, SparkBrokerError
+from spark_broker.interrupts import Condition, interruptible, uninterrupted
 from spark_broker.model import GroupMetadata
 from spark_broker.threads import LONGEST_WAIT_S, Worker, begin, client_ended
 
@@ -59,7 +60,7 @@ class ConsumerThreads:
         self.machine = machine
         # Callers take `lock`, and not `changed`: a signal handler could raise within the condition's own code.
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = Condition(self.lock)
         self._metadata = metadata
         self._config = config
         self._group = group
@@ -81,11 +82,12 @@ class ConsumerThreads:
 
     def advance(self, *, news: bool = True) -> None:
         """Begin what the machine wants now. The caller holds the lock. `news`: notify the threads that wait."""
-        effects = self.machine.step(self.now_ms())
-        for effect in effects:
-            self._begin(effect)
-        if effects or news:
-            self.changed.notify_all()
+        with uninterrupted():  # An effect that nobody begins never ends, and the machine waits for its end.
+            effects = self.machine.step(self.now_ms())
+            for effect in effects:
+                self._begin(effect)
+            if effects or news:
+                self.changed.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait, under the lock, until something changes or the machine is to be looked at; False: neither came."""
@@ -100,15 +102,17 @@ class ConsumerThreads:
 
     def close(self) -> None:
         """End all threads. Those that wait for a broker end when the metadata is closed."""
-        with self.lock:
-            fetchers = list(self._fetchers.values())
-            self.machine.close()
-            self.advance()
-        self._metadata.close()
-        for fetcher in fetchers:
-            fetcher.join(JOIN_TIMEOUT_S)
-        for thread in self._threads:
-            thread.join(JOIN_TIMEOUT_S)
+        with uninterrupted():
+            with self.lock:
+                fetchers = list(self._fetchers.values())
+                self.machine.close()
+                self.advance()
+            self._metadata.close()
+            with interruptible():
+                for fetcher in fetchers:
+                    fetcher.join(JOIN_TIMEOUT_S)
+                for thread in self._threads:
+                    thread.join(JOIN_TIMEOUT_S)
 
     def died(self, error: BaseException) -> None:
         """A thread has ended by an error of our own: from now on, poll raises it."""

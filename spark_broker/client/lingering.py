@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from spark_broker.client.interrupts import uninterrupted
 from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
 from spark_broker.client.reentry import refuse_within
 from spark_broker.client.retry import Deadline
 from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.client.unseen import Unseen
 from spark_broker.errors import SparkBrokerError
+from spark_broker.interrupts import Condition, uninterrupted
 from spark_broker.model import TopicPartition
 from spark_broker.threads import LONGEST_WAIT_S, Fate, Worker, begin, client_ended
 
@@ -54,8 +54,8 @@ class Lingering:
         self._lock = threading.Lock()
         self._slots: dict[TopicPartition, Slot] = {}
         # Only `_lock` is taken, and never `_waiting`: a signal handler could raise within the condition's own code.
-        self._waiting = threading.Condition(self._lock)
-        self._turns = threading.Condition(self._lock)  # a slot's `order` is free, and `_turns_awaited` wait for one
+        self._waiting = Condition(self._lock)
+        self._turns = Condition(self._lock)  # a slot's `order` is free, and `_turns_awaited` wait for one
         self._turns_awaited = 0
         self._due: dict[Slot, float] = {}  # oldest first: every slot waits equally long
         self._thread: Worker | None = None

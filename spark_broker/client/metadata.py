@@ -18,6 +18,7 @@ from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline,
 from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
+    InconsistentClusterIdError,
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
@@ -26,6 +27,7 @@ from spark_broker.errors import (
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.interrupts import Condition, Event, uninterrupted
 from spark_broker.protocol.messages import (
     CallResponse,
     InitProducerIdRequest,
@@ -33,6 +35,7 @@ from spark_broker.protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
+from spark_broker.transport.origin import Origin
 
 ATTEMPT_TIMEOUT_MS = 1000
 """A frozen broker accepts calls and never answers. After this time the client asks the next broker. A slow broker is
@@ -41,6 +44,9 @@ asked again, with twice the time each time.
 
 BOOTSTRAP_GRACE_MS = 3000
 """If no broker has ever answered, addresses without a listener are reported after this time."""
+
+TOPICS_AT_ONCE = 10_000
+"""So many topics fit into one request."""
 
 _UNANSWERED = (NetworkError, RequestTimedOutError)
 
@@ -75,13 +81,14 @@ class ClusterMetadata:
     ) -> None:
         self.pool = pool
         self.backoff = backoff
-        self.closing = threading.Event()
+        self.closing = Event()
+        self._origin = Origin()
         self._bootstrap = bootstrap
         self._request_timeout_ms = request_timeout_ms
         self._max_age_ms = max_age_ms
         self._rng = random.Random()
         self._lock = threading.Lock()
-        self._refreshed = threading.Condition(self._lock)
+        self._refreshed = Condition(self._lock)
         self._view = ClusterView()
         self._lagging = False  # the last answer was older than the view
         self._topics: set[str] = set()
@@ -124,6 +131,7 @@ class ClusterMetadata:
 
         Raises InvalidTopicError for a name that no topic can have: no broker takes a request with it.
         """
+        self._origin.check()
         names = [given.topic_name(topic) for topic in topics]
         with self._lock:
             self._topics.update(names)
@@ -133,22 +141,24 @@ class ClusterMetadata:
 
         Raises BootstrapUnreachableError, RequestTimedOutError or ClosedError.
         """
-        with self._lock:
-            if self._refreshing:
-                if not self._refreshed.wait_for(lambda: not self._refreshing, deadline.remaining_s):
-                    raise RequestTimedOutError("no broker answered a metadata request in time")
-                return self._view
-            self._refreshing = True
-            topics = sorted(self._topics)
-        try:
-            self.fetch(topics, deadline)
+        self._origin.check()
+        with uninterrupted():
             with self._lock:
+                if self._refreshing:
+                    if not self._refreshed.wait_for(lambda: not self._refreshing, deadline.remaining_s):
+                        raise RequestTimedOutError("no broker answered a metadata request in time")
+                    return self._view
+                self._refreshing = True
+            try:
+                topics = sorted(self._topics)
+                for first in range(0, len(topics) or 1, TOPICS_AT_ONCE):
+                    self.fetch(topics[first : first + TOPICS_AT_ONCE], deadline)
                 self._last_refresh_s = time.monotonic()
                 return self._view
-        finally:
-            with self._lock:
-                self._refreshing = False
-                self._refreshed.notify_all()
+            finally:
+                with self._lock:
+                    self._refreshing = False
+                    self._refreshed.notify_all()
 
     def fetch(self, topics: list[str] | None, deadline: Deadline) -> ClusterView:
         """What a broker says now about these topics (None: all), and nothing else. The cache takes it, too.
@@ -159,6 +169,7 @@ class ClusterMetadata:
         if not isinstance(answer, MetadataResponse):
             raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
         with self._lock:
+            self._check_cluster(answer)
             lagging = self._lagging = self._view.is_newer_than(answer)
             view = self._view = merge(self._view, answer, topics)
         return view.only(topics) if lagging else merge(ClusterView(), answer, topics)
@@ -211,6 +222,7 @@ class ClusterMetadata:
 
         Raises the broker's typed error. Raises RequestTimedOutError, with every address and its reason, when none
         answered by the deadline; ThrottlingQuotaExceededError when each said that it is overloaded;
+        InconsistentClusterIdError when those that answer belong to another cluster;
         BootstrapUnreachableError, soon, when no broker was ever reached and no address has a listener.
         """
         grace = Deadline.after_ms(BOOTSTRAP_GRACE_MS)
@@ -265,6 +277,8 @@ class ClusterMetadata:
 
     def close(self) -> None:
         """Interrupt every wait, and close the connections."""
+        if self._origin.is_elsewhere:
+            return  # the parent's, whose threads hold its locks
         self.closing.set()
         with self._lock:
             self._refreshed.notify_all()
@@ -274,6 +288,7 @@ class ClusterMetadata:
         self, request: Message, deadline: Deadline, round_: int, latest: dict[Address, Unanswered]
     ) -> CallResponse:
         """One round over the addresses. Afterwards `latest` has the addresses that did not answer, and why."""
+        self._origin.check()
         candidates = self._candidates()
         for number, address in enumerate(candidates):
             if number and deadline.expired:
@@ -283,7 +298,8 @@ class ClusterMetadata:
             try:
                 call = self.pool.call if isinstance(request, MetadataRequest) else self._call
                 answer = call(address, request, timeout_ms=timeout_ms)
-            except (*_UNANSWERED, ThrottlingQuotaExceededError) as error:
+                self._check_cluster(answer)
+            except (*_UNANSWERED, ThrottlingQuotaExceededError, InconsistentClusterIdError) as error:
                 self._suspects[address] = time.monotonic()  # the others may have less to do
                 if isinstance(error, RequestTimedOutError) and timeout_ms < attempt_ms:
                     # The caller's deadline cut this attempt short, so it says nothing of the broker. Keep its earlier
@@ -301,6 +317,14 @@ class ClusterMetadata:
                 return answer
         asked = [latest[address] for address in candidates if address in latest]
         raise no_broker_answered(asked, all_asked=len(asked) == len(candidates))
+
+    def _check_cluster(self, answer: Message) -> None:
+        """Raises InconsistentClusterIdError where another cluster answers than the first time: it knows neither the
+        producer ids nor the offsets of this client.
+        """
+        known = self._view.cluster_id
+        if isinstance(answer, MetadataResponse) and known and answer.cluster_id != known:
+            raise InconsistentClusterIdError(f"cluster {answer.cluster_id} answers, and this client is of {known}")
 
     def _attempt_timeout_ms(self, request: Message, round_: int) -> int:
         """Only a read may be given up early. A change that was sent twice would fail the second time."""

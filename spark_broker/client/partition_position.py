@@ -208,15 +208,16 @@ class PartitionPosition:
         self._records = None
 
     def take_record_back(self) -> None:
-        """The newest record never reached the caller: it is handed out again."""
+        """The newest record never reached the caller: it is handed out again. So is what follows it: where a signal
+        handler raised while rows were shown, `_records` has ended before its time.
+        """
         newest, self.newest = self.newest, None
-        if newest is None:
-            return
-        record, batch = newest
-        if not self.buffer or self.buffer[0] is not batch:
-            self.buffer.appendleft(batch)
-            self.buffered_bytes += batch.size_bytes
-        self.position, self.last_epoch = record.offset, self._epoch_before
+        if newest is not None:
+            record, batch = newest
+            if not self.buffer or self.buffer[0] is not batch:
+                self.buffer.appendleft(batch)
+            self.position, self.last_epoch = record.offset, self._epoch_before
+        self.buffered_bytes = sum(batch.size_bytes for batch in self.buffer)
         self._records = None
 
     def take_record(self) -> ConsumedRecord | None:

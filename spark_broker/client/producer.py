@@ -20,7 +20,6 @@ from spark_broker.client import given
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.dividing import Divider
 from spark_broker.client.inputs import Conformed, conformed, tabular, within_size
-from spark_broker.client.interrupts import interruptible
 from spark_broker.client.keywords import ProducerSettings
 from spark_broker.client.lingering import Lingering, OutOfTimeError
 from spark_broker.client.metadata import ClusterMetadata
@@ -54,6 +53,7 @@ from spark_broker.errors import (
     SchemaMismatchError,
     SparkBrokerError,
 )
+from spark_broker.interrupts import interruptible
 from spark_broker.model import GroupMetadata, RecordMetadata, TopicPartition
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.transport.origin import Origin
@@ -239,6 +239,7 @@ class Producer(OfOneProcess):
         ReentrantCallError where it would wait for itself: in a signal handler that interrupted a call of this producer,
         and in a done-callback while anything else is under way.
         """
+        self._origin.check()  # before any lock, as everywhere
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
         if refuse_within(*self._insides) is Within.CALLBACK:
             self._check_nothing_else_left()

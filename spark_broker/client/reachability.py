@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from spark_broker.client.settings import Address
 from spark_broker.errors import (
     BootstrapUnreachableError,
+    InconsistentClusterIdError,
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
@@ -39,6 +40,10 @@ class Unanswered:
     def nobody_there(self) -> bool:
         return isinstance(self.error, NetworkError) and self.error.nobody_there
 
+    @property
+    def is_of_another_cluster(self) -> bool:
+        return isinstance(self.error, InconsistentClusterIdError)
+
 
 def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -> SparkBrokerError:
     """The error to raise at once. `explained` adds more reasons to it. `all_asked`: no address was left out."""
@@ -47,6 +52,8 @@ def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -
         return BootstrapUnreachableError(f"no broker answered: {reasons}")
     if all_asked and all(isinstance(answer.error, ThrottlingQuotaExceededError) for answer in asked):
         return ThrottlingQuotaExceededError(f"every broker is overloaded: {reasons}")
+    if all_asked and all(answer.nobody_there or answer.is_of_another_cluster for answer in asked):
+        return InconsistentClusterIdError(f"no broker of this client's cluster answered: {reasons}")
     return RequestTimedOutError(f"no broker answered in time: {reasons}")
 
 

@@ -1,6 +1,7 @@
 """The caller's part in a rebalance: commit, tell the listener, give up and take up partitions; at the end, leave.
 
-All of it runs in the thread that polls, between two records: what was handed out before, the caller has done with.
+All of it runs in the thread that polls, between two records: what was handed out before, the caller has done with. What
+a signal handler raises comes out of the waits and of the listener only: the callers hold an `uninterrupted` block.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from spark_broker.client.rebalance_listener import RebalanceListener
 from spark_broker.client.retry import Deadline
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import InvariantError, ReentrantCallError
+from spark_broker.interrupts import interruptible
 
 _log = logging.getLogger(__name__)
 
@@ -133,15 +135,19 @@ class Rebalancing:
             return
         self.telling = True
         try:
-            match change.kind:
-                case ChangeKind.ASSIGNED:
-                    self.listener.on_assigned(list(change.partitions))
-                case ChangeKind.REVOKED:
-                    self.listener.on_revoked(list(change.partitions))
-                case ChangeKind.LOST:
-                    self.listener.on_lost(list(change.partitions))
+            with interruptible():
+                self._tell(change)
         finally:
             self.telling = False
+
+    def _tell(self, change: Change) -> None:
+        match change.kind:
+            case ChangeKind.ASSIGNED:
+                self.listener.on_assigned(list(change.partitions))
+            case ChangeKind.REVOKED:
+                self.listener.on_revoked(list(change.partitions))
+            case ChangeKind.LOST:
+                self.listener.on_lost(list(change.partitions))
 
     def _prepare(self, change: Change, deadline: Deadline) -> bool:
         """Under the lock. False: what must be committed before is not yet, at the deadline."""

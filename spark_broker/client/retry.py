@@ -6,8 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from threading import Event
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from spark_broker.errors import (
     BootstrapUnreachableError,
@@ -38,6 +37,13 @@ FAST_RETRIES = 20
 """The first looks at the metadata of a partition without a leader come at the first back-off. An election takes less
 than a second, and the time until a client notices it is part of the fail-over.
 """
+
+
+class Closing(Protocol):
+    """An event: the client is being closed."""
+
+    def is_set(self) -> bool: ...
+    def wait(self, timeout: float | None = None, /) -> bool: ...
 
 
 class Deadline:
@@ -133,7 +139,7 @@ class Rounds:
     The last round may have only milliseconds. That nobody answered in them is no reason: what went wrong before is.
     """
 
-    def __init__(self, deadline: Deadline, backoff: Backoff, closing: Event) -> None:
+    def __init__(self, deadline: Deadline, backoff: Backoff, closing: Closing) -> None:
         self._deadline = deadline
         self._backoff = backoff
         self._closing = closing
@@ -162,7 +168,7 @@ def call_with_retries(
     *,
     deadline: Deadline,
     backoff: Backoff,
-    closing: Event,
+    closing: Closing,
     retry: Callable[[SparkBrokerError], bool] = lambda error: error.retriable,
     between: Callable[[SparkBrokerError], None] = lambda error: None,
 ) -> T:

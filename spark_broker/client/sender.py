@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from spark_broker.client.append_channel import AppendChannel
-from spark_broker.client.interrupts import interruptible, uninterrupted
 from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Outcome, OutgoingBatch
@@ -39,8 +38,10 @@ from spark_broker.errors import (
     UnknownServerError,
     again,
 )
+from spark_broker.interrupts import Condition, interruptible, uninterrupted
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerIdRequest, InitProducerIdResponse
 from spark_broker.threads import LONGEST_WAIT_S, begin, client_ended
+from spark_broker.transport.origin import Origin
 
 
 class Sender:
@@ -63,10 +64,10 @@ class Sender:
         self._machine = SenderMachine(config, metadata.backoff)
         self._streams: dict[LeaderChannel, AppendChannel] = {}
         # Only `lock` is taken, and no condition: a signal handler could raise within the condition's own code.
-        self._changed = threading.Condition(self.lock)  # buffer freed, or a batch completed
-        self._asked = threading.Condition(self.lock)
+        self._changed = Condition(self.lock)  # buffer freed, or a batch completed
+        self._asked = Condition(self.lock)
         self._question: RefreshMetadata | RequestProducerIds | None = None  # the machine has one at a time
-        self._sooner = threading.Condition(self.lock)
+        self._sooner = Condition(self.lock)
         self._wakes_at_ms = math.inf  # until when the thread of the deadlines sleeps
         self._incomplete: set[OutgoingBatch] = set()
         self._gates: dict[threading.Lock, set[OutgoingBatch]] = {}  # locked until these are complete
@@ -75,6 +76,7 @@ class Sender:
         self._failure: ClientEndedError | None = None  # set: a thread has died
         self._buffered_bytes = 0
         self._identity_lock = threading.Lock()
+        self._origin = Origin()
         self._closed = False
         self._name = config.client_id or "producer"
         self._threads = [
@@ -122,8 +124,7 @@ class Sender:
         with self.lock:
             room = has_room()
             if not room:
-                with interruptible():
-                    room = self._changed.wait_for(has_room, deadline.remaining_s)
+                room = self._changed.wait_for(has_room, deadline.remaining_s)
             self._check_open()
             if not room:
                 raise BufferExhaustedError(
@@ -157,6 +158,7 @@ class Sender:
 
         But for the batch whose callback calls this: it has its outcome.
         """
+        self._origin.check()
         gate = threading.Lock()
         with self.lock:
             awaited = self._incomplete.difference(self._reported_here())
@@ -172,7 +174,8 @@ class Sender:
 
     def wait_without_lock(self, gate: threading.Lock, deadline: Deadline) -> bool:
         """The handler of a signal may call the client meanwhile (`reentry`)."""
-        return gate.acquire(timeout=min(max(deadline.remaining_s, 0), threading.TIMEOUT_MAX))
+        with interruptible():
+            return gate.acquire(timeout=min(max(deadline.remaining_s, 0), threading.TIMEOUT_MAX))
 
     def has_others(self) -> bool:
         """Whether there is a batch without an outcome, besides the one whose callback calls this."""
@@ -198,6 +201,7 @@ class Sender:
             raise again(self._failure)
 
     def _check_open(self) -> None:
+        self._origin.check()  # A child that sends what it has inherited would use the parent's sequence numbers.
         self.check()
         if self._closed:
             raise ClosedError("the producer is closed")

@@ -9,12 +9,12 @@ import pyarrow as pa
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.dividing import Complete, Divide, Divider, PieceResults, divided
 from spark_broker.client.inputs import within_size
-from spark_broker.client.interrupts import uninterrupted, wait_no_more
 from spark_broker.client.lingering import OutOfTimeError
 from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.errors import BufferExhaustedError, SparkBrokerError
+from spark_broker.interrupts import uninterrupted, wait_no_more
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import encoded_batch
 

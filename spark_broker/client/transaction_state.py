@@ -14,6 +14,7 @@ from typing import Self
 from spark_broker.client.retry import Deadline
 from spark_broker.client.transaction_machine import Phase, TransactionMachine
 from spark_broker.errors import RequestTimedOutError, SparkBrokerError, TransactionAbortableError
+from spark_broker.interrupts import Condition
 
 
 class ProducerTransaction:
@@ -28,7 +29,7 @@ class ProducerTransaction:
         self._machine = TransactionMachine()
         self._on_refusal = on_refusal
         self._lock = threading.Lock()
-        self._quiet = threading.Condition(self._lock)
+        self._quiet = Condition(self._lock)
         self._under_way: dict[int, int] = {}  # appends, by thread
 
     @property

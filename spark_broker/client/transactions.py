@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from spark_broker.client import given
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.group_offsets import to_messages
-from spark_broker.client.interrupts import uninterrupted
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
@@ -32,6 +31,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     TransactionAbortableError,
 )
+from spark_broker.interrupts import Turn, uninterrupted
 from spark_broker.model import (
     CONSUMER_OFFSETS_TOPIC,
     NAME_MAX,
@@ -104,7 +104,9 @@ def _abort_after(error: BaseException, abort: Callable[[], None]) -> None:
 
 
 class TransactionManager:
-    """Begins and ends transactions. One thread at a time does so; the others wait."""
+    """Begins and ends transactions. One thread at a time does so; the others wait. What a signal handler raises ends a
+    wait, and leaves a transaction that can be ended.
+    """
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class TransactionManager:
         self._config = config
         self._coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, config.transactional_id)
         self._identity = ProducerIdentity(-1, -1)
-        self._control = threading.Lock()
+        self._control = Turn()
         self._offsets_lock = threading.Lock()
         self._offset_sequences: dict[int, int] = {}  # next sequence number, by partition of __consumer_offsets
         self.committed = 0
@@ -134,7 +136,7 @@ class TransactionManager:
 
     def init(self) -> None:
         """Take the transactional id over: fence older producers and abort what they left open."""
-        with self._control:
+        with uninterrupted(), self._control:
             self._init()
             self._state.raise_failure()
 
@@ -142,7 +144,7 @@ class TransactionManager:
         """Raises InvalidTxnStateError inside of a transaction, the errors of `init`, and the error of an outcome that
         was still open.
         """
-        with self._control:
+        with uninterrupted(), self._control:
             self._init()
             if self._state.awaits_outcome:
                 self._ask_outcome(self._config.delivery_timeout_ms)
@@ -150,7 +152,7 @@ class TransactionManager:
 
     def commit(self) -> None:
         """Wait for every append, then for the outcome. Raises as `Producer.commit_transaction` says."""
-        with self._control:
+        with uninterrupted(), self._control:
             if self._state.awaits_outcome:
                 committing = self._state.phase is Phase.COMMITTING
                 self._ask_outcome(self._config.delivery_timeout_ms)
@@ -167,7 +169,7 @@ class TransactionManager:
 
     def abort(self) -> None:
         """Discard what is not acknowledged, and wait for the outcome."""
-        with self._control:
+        with uninterrupted(), self._control:
             self._abort(Deadline.after_ms(self._config.delivery_timeout_ms))
 
     def close(self, timeout_ms: int) -> None:
@@ -175,12 +177,13 @@ class TransactionManager:
         if not self.is_open:
             return
         deadline = Deadline.after_ms(timeout_ms)
-        if not self._control.acquire(timeout=deadline.remaining_s):
-            raise RequestTimedOutError("another thread is still ending the transaction")
-        try:
-            self._abort(deadline)
-        finally:
-            self._control.release()
+        with uninterrupted():
+            if not self._control.take(deadline.remaining_s):
+                raise RequestTimedOutError("another thread is still ending the transaction")
+            try:
+                self._abort(deadline)
+            finally:
+                self._control.give_back()
 
     def send_offsets(self, offsets: Offsets, group_id: str | GroupMetadata) -> None:
         """Make the group's offsets a part of the transaction. Raises typed errors; then it can only be aborted."""

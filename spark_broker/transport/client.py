@@ -18,6 +18,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     again,
 )
+from spark_broker.interrupts import Turn, interruptible, uninterrupted
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import CallResponse, Message
 from spark_broker.threads import LONGEST_WAIT_S
@@ -49,7 +50,7 @@ class Connection:
         self.host = host
         self.port = port
         self._origin = Origin()
-        self._lock = threading.Lock()
+        self._connecting = Turn()
         self._link: _Link | None = None
         self._closed = False
 
@@ -61,8 +62,8 @@ class Connection:
         """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
         RequestTimedOutError, and what `meanwhile` raises."""
         deadline_s = time.monotonic() + max(timeout_ms, 1) / 1000
-        link = self._linked(deadline_s)
-        answer = link.ask(wire.encode(request), deadline_s, meanwhile)
+        with uninterrupted():
+            answer = self._linked(deadline_s).ask(wire.encode(request), deadline_s, meanwhile)
         if answer is None:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms")
         return wire.decode_response(answer)
@@ -93,12 +94,12 @@ class Connection:
             link.channel.loop.soon(link.retire)
 
     def _linked(self, deadline_s: float) -> _Link:
-        """The open connection. Raises NetworkError and RequestTimedOutError."""
+        """The open connection. In an `uninterrupted` block. Raises NetworkError and RequestTimedOutError."""
         self._origin.check()
         link = self._link
         if link is not None and not link.closed and not self._closed:
             return link
-        if not self._lock.acquire(timeout=min(max(0.0, deadline_s - time.monotonic()), LONGEST_WAIT_S)):
+        if not self._connecting.take(min(max(0.0, deadline_s - time.monotonic()), LONGEST_WAIT_S)):
             raise RequestTimedOutError(f"{self.address}: another call has been connecting for too long")
         try:
             self._check_open()
@@ -106,7 +107,7 @@ class Connection:
                 self._link = _Link(self.host, self.port, deadline_s - time.monotonic())
             return self._link
         finally:
-            self._lock.release()
+            self._connecting.give_back()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -118,7 +119,8 @@ def _first(answers: queue.SimpleQueue[T], deadline_s: float, meanwhile: Meanwhil
     while True:
         remaining_s = max(0.001, min(deadline_s - time.monotonic(), LONGEST_WAIT_S))
         try:
-            return answers.get(timeout=remaining_s if meanwhile is None else min(remaining_s, MEANWHILE_S))
+            with interruptible():
+                return answers.get(timeout=remaining_s if meanwhile is None else min(remaining_s, MEANWHILE_S))
         except queue.Empty:
             if time.monotonic() >= deadline_s:
                 return None
@@ -137,9 +139,11 @@ class _Link:
         self._answers: dict[int, queue.SimpleQueue[wire.Buffer | SparkBrokerError]] = {}
         self._retired = self._given_up = False
         self._failure: SparkBrokerError | None = None  # what the peer said before it closed the connection
+        with interruptible():
+            sock = connected(host, port, timeout_s)
         self.channel = Channel(
             client_loop.get(),
-            connected(host, port, timeout_s),
+            sock,
             admit=admit_answer,
             on_frame=self._received,
             on_closed=self._closed_because,

@@ -211,6 +211,7 @@ class FakeCluster:
         self.logs: dict[int, str] = {}  # by broker id
         self.set_aside: dict[int, list[ReplicaSetAside]] = {}  # by broker id
         self.controller_epoch = 1
+        self.cluster_id = "fake"
         self.metadata_offset = -1
         self.append_hook: AppendHook = lambda broker, request, header: None
         self.call_hook: CallHook = lambda broker, request: None
@@ -238,6 +239,15 @@ class FakeCluster:
             self.topics[name] = topic
             self.changed.notify_all()
         return topic
+
+    def make_anew(self) -> None:
+        """Another cluster is at the same addresses. Nothing of the first one is there."""
+        with self.changed:
+            self.cluster_id = uuid.uuid4().hex
+            self.topics.clear()
+            self.committed.clear()
+            self._next_producer_id = 1000
+            self.changed.notify_all()
 
     def store(self, topic: str, partition: int, batch: pa.RecordBatch, *, schema_id: int = 0) -> int:
         """Append a batch as if a producer had; returns its base offset."""
@@ -586,7 +596,9 @@ class FakeCluster:
             for broker in self.brokers
         ]
         topics = [self._topic_metadata(topic, certain=certain) for topic in wanted]
-        return MetadataResponse("fake", self.controller_epoch, brokers, topics, self.controller, self.metadata_offset)
+        return MetadataResponse(
+            self.cluster_id, self.controller_epoch, brokers, topics, self.controller, self.metadata_offset
+        )
 
     def _topic_metadata(self, topic: FakeTopic, *, certain: bool) -> TopicMetadata:
         ids = [broker.id for broker in self.brokers]

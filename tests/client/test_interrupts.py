@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from spark_broker import Producer, RecordMetadata
-from spark_broker.client.interrupts import interruptible, uninterrupted
+from spark_broker.interrupts import interruptible, uninterrupted
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest
 from tests.client.fake_broker import FakeCluster

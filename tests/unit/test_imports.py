@@ -29,6 +29,7 @@ GROUPS = (
         "short_pauses",
         "quiet_end",
         "threads",
+        "interrupts",
     ),
     ("setting_values",),
     ("config", "protocol"),

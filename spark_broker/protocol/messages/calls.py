@@ -198,7 +198,7 @@ class ListOffsetsPartition(Message, frozen=True):
 class ListOffsetsRequest(Message, frozen=True):
     """To the partitions' leader."""
 
-    partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=10_000)]
+    partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=100_000)]
 
 
 class ListedOffset(Message, frozen=True):
@@ -246,7 +246,7 @@ class DeleteRecordsPartition(Message, frozen=True):
 class DeleteRecordsRequest(Message, frozen=True):
     """To the partitions' leader."""
 
-    partitions: Annotated[list[DeleteRecordsPartition], Meta(max_length=10_000)]
+    partitions: Annotated[list[DeleteRecordsPartition], Meta(max_length=100_000)]
 
 
 class DeletedRecords(Message, frozen=True):
@@ -294,7 +294,7 @@ class OffsetCommitRequest(Message, frozen=True):
     """
 
     group_id: Name
-    offsets: Annotated[list[CommittedOffset], Meta(max_length=10_000)]
+    offsets: Annotated[list[CommittedOffset], Meta(max_length=100_000)]
     member_id: Name = ""
     member_epoch: Epoch = -1
     instance_id: Name = ""
@@ -311,7 +311,7 @@ class OffsetFetchRequest(Message, frozen=True):
     """
 
     group_id: Name
-    partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=10_000)] | None = None
+    partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=100_000)] | None = None
     require_stable: bool = False
     member_id: Name = ""
     member_epoch: Epoch = -1

@@ -88,7 +88,7 @@ class FetchRequest(Message, frozen=True):
     max_wait_ms: Milliseconds
     min_bytes: Size
     max_bytes: Size
-    partitions: Annotated[list[FetchPartition], Meta(max_length=10_000)]
+    partitions: Annotated[list[FetchPartition], Meta(max_length=100_000)]
     columns: Annotated[list[Text], Meta(max_length=10_000)] | None = None
     read_committed: bool = True
     boot_id: Name = ""
@@ -122,7 +122,7 @@ class FetchResponse(Message, frozen=True):
     """The payload is the frames of all partitions, in order. `error_code` is an error of the whole request."""
 
     correlation_id: Int64
-    partitions: Annotated[list[FetchedPartition], Meta(max_length=10_000)]
+    partitions: Annotated[list[FetchedPartition], Meta(max_length=100_000)]
     error_code: ErrorCode = 0
     error_message: Text = ""
 

@@ -145,6 +145,27 @@ class ClusterMachine(RuleBasedStateMachine):
             self.copies.catch_up(topic.topic_id, number, state.leader, others - set(state.isr))
         self.call(AlterPartitionRequest(leader.id, leader.epoch, [change]))
 
+    @rule(data=st.data())
+    def propose_who_is_back_from_a_crash(self, data: st.DataObject) -> None:
+        """The leader counts what the follower had fetched before its machine crashed, and has not heard of that."""
+        topic = self.cluster.image.topic("a")
+        if topic is None:
+            return
+        number = data.draw(st.integers(0, len(topic.partitions) - 1))
+        follower = data.draw(st.sampled_from(topic.partitions[number].replicas))
+        self.append_everywhere()
+        self.new_process(follower, "machine_crash")
+        self.heartbeat(follower, wants_shutdown=False, full=False, offline=())
+        state = self.cluster.image.topics[topic.topic_id].partitions[number]
+        if state.leader in (-1, follower):
+            return
+        leader, members = self.cluster.image.brokers[state.leader], []
+        for broker in sorted({*state.isr, follower}):
+            epoch = self.cluster.image.brokers[broker].epoch
+            members.append(IsrMember(broker, epoch - 1 if broker == follower else epoch))
+        change = AlterIsr(topic.topic_id, number, state.leader_epoch, state.partition_epoch, members)
+        self.call(AlterPartitionRequest(leader.id, leader.epoch, [change]))
+
     @rule()
     def append_everywhere(self) -> None:
         """A record is committed where the ISR has the minimum; elsewhere only the leader has it."""

@@ -97,8 +97,6 @@ BUGS: list[Callable[[Patch], None]] = [
     let_an_older_incarnation_join,
 ]
 
-SLOW = [let_an_older_incarnation_join]
-
 
 def find(name: str, stories: int) -> dict[str, object]:
     """`after` is 0 if no story found the bug, else the number of allowed stories: which one found it is not known."""
@@ -128,10 +126,7 @@ pytestmark = pytest.mark.slow  # hunts on all cores, in processes of their own
 
 @pytest.mark.parametrize(
     ("name", "tries"),
-    [
-        pytest.param(bug.__name__, STORIES_MAX, marks=[pytest.mark.full] if bug in SLOW else [], id=bug.__name__)
-        for bug in BUGS
-    ],
+    [pytest.param(bug.__name__, STORIES_MAX, id=bug.__name__) for bug in BUGS],
 )
 def test_random_stories_find_the_bug(name: str, tries: int, hunts: Hunts) -> None:
     assert hunts[name].result()["after"], f"{tries} stories did not find it"

@@ -190,9 +190,13 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
             self._allocation_due_ms = self._clock.boottime_ms() + ALLOCATION_BACKOFF_MS
 
     def _new_shard(self, partition: Partition) -> TransactionShard:
-        resources = Resources(self._producer_ids, self._config.transaction_max_timeout_ms, self._end_keys_max)
+        timeout_max_ms = self._config.transaction_max_timeout_ms
+        resources = Resources(self._producer_ids, timeout_max_ms, self._end_keys_max, self._has_topic)
         expiration_ms = self._config.transactional_id_expiration_ms
         return TransactionShard(resources, id_expiration_ms=expiration_ms, name=str(partition))
+
+    def _has_topic(self, topic_id: str) -> bool:
+        return topic_id in self._manager.image.topics
 
     def _replay(self, led: Led[TransactionShard], frame: Frame) -> None:
         for key, value in rows_of(led.partition.reader.decode(frame)):

@@ -60,6 +60,8 @@ CERTAIN_REFUSALS = (
 
 MAY_BE_STORED = "an earlier attempt may have stored it"
 
+WRITE_AGAIN = "Write everything again: what was written to the deleted topic is gone with it."
+
 
 class QueueState(Enum):
     """See the table at the top."""
@@ -278,10 +280,7 @@ class PartitionQueue:
             self.missing_since_ms = now_ms
         if now_ms - self.missing_since_ms < UNKNOWN_TOPIC_GRACE_MS:
             return None
-        name = self.topic_partition.topic
-        if topic_id is None:
-            return UnknownTopicOrPartitionError(f"topic {name!r} was deleted")
-        return InconsistentTopicIdError(f"topic {name!r} was deleted and created again")
+        return topic_gone(self.topic_partition.topic, created_again=topic_id is not None)
 
     def _verdict(self, batch: OutgoingBatch, error: SparkBrokerError, *, first: bool) -> SparkBrokerError | None:
         """The error that ends the batch. None: it is sent again."""
@@ -341,3 +340,10 @@ def _undivided(batch: OutgoingBatch, error: SparkBrokerError) -> SparkBrokerErro
 
 _LOOK_FIRST = "Read the partition's end before you send these records again."
 _APPEND_AGAIN = "Append the rows again: the producer learns of the limit within a second, and slices tables by it."
+
+
+def topic_gone(name: str, *, created_again: bool) -> SparkBrokerError:
+    """The error of an append to a topic that was deleted."""
+    if created_again:
+        return InconsistentTopicIdError(f"topic {name!r} was deleted and created again", hint=WRITE_AGAIN)
+    return UnknownTopicOrPartitionError(f"topic {name!r} was deleted")

@@ -25,6 +25,7 @@ from spark_broker.client.lingering import Lingering, OutOfTimeError
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.outgoing import AppendResult
+from spark_broker.client.partition_queue import topic_gone
 from spark_broker.client.partitioner import partition_batch
 from spark_broker.client.record_builder import (
     RECORD_OVERHEAD_BYTES,
@@ -136,19 +137,27 @@ class Producer(OfOneProcess):
         transactional id it also raises InvalidTxnStateError outside of a transaction,
         TransactionAbortableError after an append that failed, and ProducerFencedError.
         """
+        return self._append_to(topic, None, data, partition)
+
+    def _append_to(
+        self, topic: str, topic_id: str | None, data: object, partition: int | None
+    ) -> Future[list[RecordMetadata]]:
+        """`append`. With `topic_id` the Future fails where that topic was deleted, also if another one has its name."""
         self._check_open()
         refuse_within(*self._insides)
         with self._state or _ADMITTED:
-            return self._append(topic, data, partition)
+            return self._append(topic, topic_id, data, partition)
 
-    def _append(self, topic: str, data: object, partition: int | None) -> Future[list[RecordMetadata]]:
+    def _append(
+        self, topic: str, topic_id: str | None, data: object, partition: int | None
+    ) -> Future[list[RecordMetadata]]:
         try:
             topic = given.topic_name(topic)
             deadline = Deadline.after_ms(self._config.max_block_ms)
             if not self._lingering.hand_on(topic, deadline):
                 raise BufferExhaustedError("earlier records of `send` still wait: there was no room for them in time")
-            view = self._topic(topic, deadline)
-            view, rows = self._conformed(tabular(data), view, deadline)
+            view = self._topic_with(topic, topic_id, deadline)
+            view, rows = self._conformed(tabular(data), view, deadline, of_id=topic_id is not None)
             parts = [part for batch in rows.batches for part in self._parts(view, batch, partition)]
             sized = [(p, piece) for p, part in parts for piece in within_size(part, view, divisible=rows.divisible)]
             self._sender.prepare(deadline)
@@ -161,8 +170,13 @@ class Producer(OfOneProcess):
             self._submission.submit(view, number, batch, result.part(index), deadline)
         return result.future
 
-    def _conformed(self, data: object, view: TopicView, deadline: Deadline) -> tuple[TopicView, Conformed]:
-        """The rows under the topic's schema. Where they do not fit, the topic may have got another one since."""
+    def _conformed(
+        self, data: object, view: TopicView, deadline: Deadline, *, of_id: bool
+    ) -> tuple[TopicView, Conformed]:
+        """The rows under the topic's schema. Where they do not fit, the topic may have got another one since.
+
+        `of_id`: another topic of its name will not do.
+        """
         try:
             return view, conformed(data, view)
         except SchemaMismatchError as error:
@@ -170,7 +184,8 @@ class Producer(OfOneProcess):
                 newer = self._metadata.refresh(deadline).topic(view.name)
             except SparkBrokerError:
                 raise error from None
-            if newer is None or newer.schema_bytes == view.schema_bytes:
+            another = newer is not None and of_id and newer.topic_id != view.topic_id
+            if newer is None or another or newer.schema_bytes == view.schema_bytes:
                 raise
         return newer, conformed(data, newer)
 
@@ -410,6 +425,17 @@ class Producer(OfOneProcess):
             with interruptible():
                 view = self._metadata.topic(name, deadline)
         return view
+
+    def _topic_with(self, name: str, topic_id: str | None, deadline: Deadline) -> TopicView:
+        """The topic with this id (None: with any). Raises `topic_gone` once that is certain."""
+        view = self._topic(name, deadline)
+        if topic_id in (None, view.topic_id):
+            return view
+        with interruptible():  # The broker that has answered may lag behind: the controller knows.
+            recorded = self._metadata.recorded(name, deadline)
+        if recorded is None or recorded.topic_id != topic_id:
+            raise topic_gone(name, created_again=recorded is not None)
+        return recorded
 
     def _target(self, name: str) -> SendTarget:
         """What `send` needs to know of a topic, in the current view of the cluster."""

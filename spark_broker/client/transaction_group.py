@@ -21,6 +21,7 @@ from typing import TypeVar
 from spark_broker.client import given
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.partition_queue import WRITE_AGAIN
 from spark_broker.client.producer import Producer
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
@@ -29,6 +30,7 @@ from spark_broker.config import ProducerConfig
 from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     AlreadyCommittedError,
+    InconsistentTopicIdError,
     InvalidConfigError,
     InvalidTxnStateError,
     RequestTimedOutError,
@@ -103,8 +105,9 @@ class TransactionGroup:
 
         False: the version was committed before, by this call's own first attempt or by another execution. Its records
         are there once. Raises InvalidTxnStateError when a winner has not joined or the transaction was aborted. Raises
-        ProducerFencedError. Raises RequestTimedOutError when the outcome is not known; call it again with the same
-        winners.
+        InconsistentTopicIdError when a topic that a winner wrote to was deleted: nothing is committed, and only `abort`
+        is left. Raises ProducerFencedError. Raises RequestTimedOutError when the outcome is not known; call it again
+        with the same winners.
         """
         ids = given.items(winners, "winners", "producer ids")
         producer_ids = sorted({given.whole_number(winner, "a winner") for winner in ids})
@@ -115,6 +118,8 @@ class TransactionGroup:
             self._ask(request, EmptyResponse)
         except AlreadyCommittedError:
             return False
+        except InconsistentTopicIdError as error:
+            raise InconsistentTopicIdError(error.message, hint=WRITE_AGAIN) from None
         return True
 
     def abort(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_broker.core.transaction_changes import AnyChange
@@ -75,11 +76,16 @@ END_KEYS_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a decision needs in addition to the id's state."""
+    """What a decision needs in addition to the id's state.
+
+    `has_topic`: whether a topic with this id is there. False is certain for the topics of a transaction: each was there
+    when its partition was added, so it was deleted (see `MarkerQueue.gone`).
+    """
 
     producer_ids: ProducerIdPool
     timeout_max_ms: int
     end_keys_max: int = END_KEYS_MAX
+    has_topic: Callable[[str], bool] = lambda topic_id: True
 
     def check_timeout(self, timeout_ms: int) -> None:
         if not 0 < timeout_ms <= self.timeout_max_ms:

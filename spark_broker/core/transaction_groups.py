@@ -18,6 +18,7 @@ from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision,
 from spark_broker.core.transaction_state import JOIN_EPOCH, PREPARED, TransactionMetadata, TransactionState
 from spark_broker.errors import (
     AlreadyCommittedError,
+    InconsistentTopicIdError,
     InvalidProducerEpochError,
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
@@ -53,7 +54,10 @@ def join(transaction: TransactionMetadata, request: JoinTransactionRequest, reso
 
 
 def commit(transaction: TransactionMetadata, request: CommitTransactionRequest, resources: Resources) -> Decision:
-    """Commit a version. Without winners the commit only records that the version is done."""
+    """Commit a version. Without winners the commit only records that the version is done.
+
+    All of what the winners wrote is there then, or nothing is. After the decision a topic may go, as it may later.
+    """
     winners = tuple(sorted(set(request.winners)))
     same = (transaction.version, transaction.execution) == (request.version, request.execution)
     if transaction.committing and same and transaction.winners == frozenset(winners):
@@ -63,6 +67,7 @@ def commit(transaction: TransactionMetadata, request: CommitTransactionRequest, 
         _check_not_fenced(transaction, request.execution)
         if transaction.state not in PREPARED:
             _check_joined(transaction, request.version, request.execution, winners)
+            _check_topics(transaction, winners, resources)
     opening = _open(transaction, request, resources.timeout_max_ms)
     if isinstance(opening, AfterEnd):
         return opening
@@ -151,3 +156,14 @@ def _check_joined(transaction: TransactionMetadata, version: int, execution: str
     strangers = [producer_id for producer_id in winners if producer_id not in transaction.writers]
     if strangers:
         raise InvalidTxnStateError(f"producers {strangers[:5]} have not joined version {version}")
+
+
+def _check_topics(transaction: TransactionMetadata, winners: tuple[int, ...], resources: Resources) -> None:
+    """Check that the topics that the winners wrote to are there. Raises InconsistentTopicIdError."""
+    written = {topic_id for winner in winners for topic_id, _ in transaction.writers[winner].partitions}
+    gone = sorted(topic_id for topic_id in written if not resources.has_topic(topic_id))
+    if gone:
+        raise InconsistentTopicIdError(
+            f"version {transaction.version} of {transaction.transactional_id!r} cannot be committed: a topic that it "
+            f"was written to was deleted meanwhile (its id was {gone[0]})"
+        )

@@ -79,7 +79,9 @@ class TaskWrite:
         for partition, part in by_partition(rows, destination.mapping, target, sticky=sticky):
             self._check()
             # A table may be cut into micro-batches that the topic takes.
-            future = self._producer.append(target.name, pa.Table.from_batches([part]), partition=partition)
+            table = pa.Table.from_batches([part])
+            # By its id: a topic that was created again since has none of what earlier tasks have written.
+            future = self._producer._append_to(target.name, target.topic_id, table, partition)
             future.add_done_callback(self._done)
 
     def _done(self, future: Future[list[RecordMetadata]]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import msgspec
@@ -23,7 +24,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.transaction_coordinator import TransactionCoordinator
 from spark_broker.config import ClusterConfig
-from spark_broker.controller.image import BrokerState
+from spark_broker.controller.image import BrokerState, MetadataImage, PartitionRegistration
 from spark_broker.core.transaction_changes import (
     Ended,
     Ending,
@@ -40,6 +41,7 @@ from spark_broker.core.transaction_records import StoredRecord
 from spark_broker.errors import (
     AlreadyCommittedError,
     CoordinatorNotAvailableError,
+    InconsistentTopicIdError,
     InvalidRequestError,
     InvalidTopicError,
     NetworkError,
@@ -51,6 +53,7 @@ from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.messages import (
+    AbortTransactionRequest,
     AddPartitionToTransactionRequest,
     AddPartitionToTransactionResponse,
     AllocateProducerIdsResponse,
@@ -81,6 +84,19 @@ class CoordinatorRig(InternalTopicRig):
 
     internal_topic = TRANSACTION_STATE_TOPIC
     internal_config: ClassVar = {"cleanup.policy": "compact", "segment.bytes": "4096", "min.cleanable.dirty.ratio": "0"}
+    deleted = False
+    """The topic `t`."""
+
+    def image(self, state: PartitionRegistration) -> MetadataImage:
+        image = super().image(state)
+        if not self.deleted:
+            return image
+        return dataclasses.replace(
+            image,
+            tombstones=image.tombstones.with_one(KEY[0]),
+            topics=MappingProxyType({INTERNAL_TOPIC_ID: image.topics[INTERNAL_TOPIC_ID]}),
+            topic_ids=MappingProxyType({self.internal_topic: INTERNAL_TOPIC_ID}),
+        )
 
     def log(self, broker: int = 0) -> Partition:
         return self.brokers[broker].manager.partition(INTERNAL_TOPIC_ID, 0)
@@ -335,6 +351,25 @@ def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
     coordinator.peers.sent[1][2](written[0])
     answer = coordinator.pump_until(ended, wait_until)
     assert answer == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
+
+
+def test_a_deleted_topic_ends_a_version_with_many_writers_and_not_a_producers_transaction(rig: CoordinatorRig) -> None:
+    """As in Kafka, a producer's transaction commits what is left. A version is committed as a whole."""
+    coordinator = alone(rig)
+    who, joined = coordinator.init(), coordinator.join("app", 1)
+    coordinator.add("id", who)
+    coordinator.add("app", joined)
+    rig.deleted = True
+    rig.publish(0)
+    coordinator.shell.tick()
+    version = ("app", 1, "run")
+    refused = coordinator.ask(CommitTransactionRequest(*version, [joined.producer_id]))
+    assert isinstance(refused, InconsistentTopicIdError)
+    aborted = coordinator.send(AbortTransactionRequest(*version))
+    committed = coordinator.send(EndTransactionRequest("id", who.producer_id, who.producer_epoch, True))
+    coordinator.shell.tick()
+    following = InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
+    assert (aborted, committed) == ([EmptyResponse()], [following])
 
 
 def test_a_compacted_log_says_the_same_while_transactions_are_open(rig: CoordinatorRig) -> None:

@@ -218,6 +218,7 @@ class FakeCluster:
         self._next_producer_id = 1000
         self.transactions = FakeTransactions(self._new_producer_id, self._write_marker)
         self.transactions.committed_offsets = self._commit_offset
+        self.transactions.has_topic = lambda topic_id: any(t.topic_id == topic_id for t in self.topics.values())
         self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
         self._moved: list[FakeBroker] = []
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from spark_broker.errors import (
     AlreadyCommittedError,
     CoordinatorNotAvailableError,
+    InconsistentTopicIdError,
     InvalidProducerEpochError,
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
@@ -75,6 +76,7 @@ class FakeTransactions:
         self._write_marker = write_marker
         self.by_id: dict[str, Transaction] = {}
         self.committed_offsets: Callable[[str, CommittedOffset], None] = lambda group, one: None
+        self.has_topic: Callable[[str], bool] = lambda topic_id: True
 
     def add(self, transactional_id: str, producer_id: int, epoch: int, key: Key) -> None:
         """A leader adds its partition before it takes a batch."""
@@ -153,7 +155,8 @@ class FakeTransactions:
     def _end(self, writer: Writer, *, committed: bool) -> None:
         writer.epoch += 1
         for key in writer.partitions:
-            self._write_marker(key, writer.producer_id, writer.epoch, committed)
+            if self.has_topic(key[0]):
+                self._write_marker(key, writer.producer_id, writer.epoch, committed)
         for group, offset in writer.offsets:
             if committed:
                 self.committed_offsets(group, offset)
@@ -185,6 +188,9 @@ class FakeTransactions:
         joined = set(transaction.writers) if transaction.open else set()
         if not set(request.winners) <= joined:
             raise InvalidTxnStateError("a winner has not joined")
+        written = [key for winner in request.winners for key in transaction.writers[winner].partitions]
+        if not all(self.has_topic(topic_id) for topic_id, _ in written):
+            raise InconsistentTopicIdError("a topic was deleted meanwhile")
         for writer in transaction.writers.values():
             self._end(writer, committed=writer.producer_id in request.winners)
         transaction.open, transaction.last_committed = False, request.version

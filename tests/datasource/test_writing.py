@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import importlib.util
 import pickle  # noqa: TID251 - Spark itself carries writers and messages to its processes this way
@@ -19,9 +20,13 @@ from pyspark.sql.datasource import CaseInsensitiveDict, WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_spark_broker import DefaultSource
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.partitioner import row_partitions
+from spark_broker.client.retry import Deadline
 from spark_broker.errors import (
     BootstrapUnreachableError,
+    InconsistentTopicIdError,
     InvalidConfigError,
     InvalidDataError,
     InvalidSchemaError,
@@ -366,6 +371,72 @@ def test_the_name_of_a_write_without_txn_app_id_may_be_forgotten(
     asked = [request for _, request in cluster.calls if isinstance(request, kinds)]
     assert {type(request) for request in asked} == set(kinds)
     assert {request.single_use for request in asked} == {single_use}
+
+
+def test_a_topic_that_is_created_again_fails_the_tasks_that_come_later(cluster: FakeCluster, write: MakeWrite) -> None:
+    """Story: Spark repeated a task that had failed so. It wrote to the new topic, and the write succeeded without the
+    rows of the tasks that had ended before; a rerun with its version wrote the others twice."""
+    version = {"topic": "t", "txnAppId": "app", "txnVersion": "1"}
+    cluster.create("t")
+    planned = write(strings(value=["a"]).schema, **version)
+    first = planned.attempt(strings(value=["a"]))
+    cluster.create("t")
+    for _ in range(2):
+        with pytest.raises(InconsistentTopicIdError, match=r"'t' was deleted and created again -> Write everything"):
+            planned.attempt(strings(value=["b"]))
+    with pytest.raises(InconsistentTopicIdError):
+        planned.commit(first)
+    planned.abort()
+    assert committed(cluster) == [[]]
+    save(write, strings(value=["a", "b"]), **version)
+    assert committed(cluster) == [["a", "b"]]
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("by_column", [True, False])
+def test_a_write_whose_topic_is_deleted_before_its_commit_fails(
+    cluster: FakeCluster, write: MakeWrite, by_column: bool, again: bool
+) -> None:
+    """Also where each row names its topic, and so each task looks for it."""
+    cluster.create("t")
+    cluster.create("u")
+    rows = [strings(topic=[topic], value=[topic]) for topic in ("t", "u")]
+    planned = write(rows[0].schema, **({} if by_column else {"topic": "t"}))
+    messages = [planned.attempt(part) for part in rows]
+    del cluster.topics["t"]
+    if again:
+        cluster.create("t")
+    if again and by_column:
+        messages.append(planned.attempt(rows[0]))
+    with pytest.raises(InconsistentTopicIdError, match="was deleted"):
+        planned.commit(*messages)
+    planned.abort()
+    assert committed(cluster, "u") == [[]]
+    assert not again or committed(cluster, "t") == [[]]
+
+
+def test_a_task_finds_its_topic_also_where_brokers_lag_behind(
+    cluster: FakeCluster, write: MakeWrite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker that it asks shows the topic that was deleted; the controller knows the one of the plan."""
+    old = cluster.create("t")
+    new = cluster.create("t")
+    planned = write(strings(value=["a"]).schema, topic="t")
+    real = ClusterMetadata.topic
+    lagging = ["t"]
+
+    def topic(metadata: ClusterMetadata, name: str, deadline: Deadline, *, partition: int = 0) -> TopicView:
+        view = real(metadata, name, deadline, partition=partition)
+        if name not in lagging:
+            return view
+        lagging.remove(name)
+        return dataclasses.replace(view, topic_id=old.topic_id)
+
+    monkeypatch.setattr(ClusterMetadata, "topic", topic)
+    planned.commit(planned.attempt(strings(value=["a"])))
+    assert lagging == []
+    assert cluster.topics["t"] is new
+    assert committed(cluster) == [["a"]]
 
 
 def test_a_version_over_several_topics_is_written_once(cluster: FakeCluster, write: MakeWrite) -> None:

@@ -9,6 +9,7 @@ from spark_broker.core.transaction_records import encode_record
 from spark_broker.core.transaction_state import REMEMBERED_EXECUTIONS, TransactionState
 from spark_broker.errors import (
     AlreadyCommittedError,
+    InconsistentTopicIdError,
     InvalidProducerEpochError,
     InvalidProducerIdMappingError,
     InvalidRequestError,
@@ -103,6 +104,36 @@ def test_a_winner_that_has_not_joined_this_version_changes_nothing(version: int,
     assert isinstance(commit(driver, version, [stranger], execution), InvalidTxnStateError)
     assert len(driver.log.records) == length
     assert isinstance(commit(driver, 1, [won]), EmptyResponse)
+
+
+def test_a_version_whose_winner_wrote_to_a_deleted_topic_is_not_committed() -> None:
+    """Story: the rows of the winner were gone with the topic, the others were committed, and the job succeeded."""
+    driver = Driver()
+    elsewhere, won, lost = join(driver, 1), join(driver, 1), join(driver, 1)
+    for producer_id, topic in ((elsewhere, "ef" * 16), (won, TOPIC), (lost, TOPIC)):
+        driver.ask(AddPartitionToTransactionRequest(APP, producer_id, 0, topic, 0))
+    driver.deleted.add(TOPIC)
+    for _ in range(2):
+        assert isinstance(commit(driver, 1, [elsewhere, won]), InconsistentTopicIdError)
+    assert last_committed(driver) == -1
+    assert isinstance(abort(driver, 1), EmptyResponse)
+    retried = join(driver, 1, "run-2")
+    assert isinstance(commit(driver, 1, [retried], "run-2"), EmptyResponse)
+
+
+def test_what_only_losers_wrote_to_may_be_deleted_and_anything_after_the_decision() -> None:
+    driver = Driver()
+    won, lost = join(driver, 1), join(driver, 1)
+    add(driver, won)
+    driver.ask(AddPartitionToTransactionRequest(APP, lost, 0, "ef" * 16, 0))
+    driver.deleted.add("ef" * 16)
+    driver.auto = False
+    token = driver.send(CommitTransactionRequest(APP, 1, "run-1", [won]))
+    driver.deleted.add(TOPIC)
+    again = driver.send(CommitTransactionRequest(APP, 1, "run-1", [won]))
+    driver.settle()
+    assert isinstance(driver.answers[token], EmptyResponse)
+    assert isinstance(driver.answers[again], EmptyResponse)
 
 
 def test_an_empty_batch_commits_its_version_without_a_writer() -> None:

@@ -64,9 +64,9 @@ class Driver:
             ids = ProducerIdPool()
             ids.refill(1000, 1_000_000)
         self.ids = ids
-        self.shard = TransactionShard(
-            Resources(ids, TIMEOUT_MAX_MS, self.end_keys_max), id_expiration_ms=id_expiration_ms
-        )
+        self.deleted: set[str] = set()  # topics
+        resources = Resources(ids, TIMEOUT_MAX_MS, self.end_keys_max, lambda topic_id: topic_id not in self.deleted)
+        self.shard = TransactionShard(resources, id_expiration_ms=id_expiration_ms)
         self._ends: list[int] = []  # log length after each append of this leader
         self._tokens = 0
         self.log.committed = len(self.log.records)

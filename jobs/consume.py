@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import FORMAT, add_pairs, count_new, session, told_in_a_line, wrong_arguments
+from jobs.submitted import FORMAT, add_pairs, records_until_end, session, told_in_a_line, wrong_arguments
 from spark_broker.cli.output import counted
 from spark_broker.driver.session import submitted_settings
 
@@ -145,16 +145,7 @@ def read_once(spark: SparkSession, options: argparse.Namespace) -> int:
 
 def stream(spark: SparkSession, options: argparse.Namespace) -> int:
     """Read the new records, and with --follow those that come later; returns their number."""
-    query = start(spark, options)
-    read = 0
-    seen = -1
-    try:
-        while query.isActive:
-            query.awaitTermination(1)
-            read, seen = count_new(query, read, seen)
-    except KeyboardInterrupt:
-        query.stop()
-    return count_new(query, read, seen)[0]
+    return records_until_end(start(spark, options))
 
 
 def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:

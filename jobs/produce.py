@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import FORMAT, add_pairs, count_new, session, told_in_a_line, wrong_arguments
+from jobs.submitted import FORMAT, add_pairs, records_until_end, session, told_in_a_line, wrong_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,11 +134,7 @@ def write_new_files(spark: SparkSession, options: argparse.Namespace) -> int:
     reader = spark.readStream.format(options.format).options(**dict(options.option)).schema(schema)
     stream = selected(reader.load(options.paths[0]), options.select).writeStream.format(FORMAT)
     stream = stream.options(**write_options(options)).option("checkpointLocation", options.checkpoint)
-    query = (stream if options.follow else stream.trigger(availableNow=True)).start()
-    rows, seen = 0, -1
-    while not query.awaitTermination(1):
-        rows, seen = count_new(query, rows, seen)
-    return count_new(query, rows, seen)[0]
+    return records_until_end((stream if options.follow else stream.trigger(availableNow=True)).start())
 
 
 if __name__ == "__main__":

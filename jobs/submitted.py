@@ -65,7 +65,22 @@ def told_in_a_line(run: Callable[[], None]) -> int:
     return 0
 
 
-def count_new(query: StreamingQuery, read: int, seen: int) -> tuple[int, int]:
+def records_until_end(query: StreamingQuery) -> int:
+    """Wait until the query has ended; returns the number of its records. Ctrl-C stops it.
+
+    Raises StreamingQueryException when it has failed. Only `awaitTermination` tells: a query that is not active any
+    more may have ended well.
+    """
+    read, seen = 0, -1
+    try:
+        while not query.awaitTermination(1):
+            read, seen = _count_new(query, read, seen)
+    except KeyboardInterrupt:
+        query.stop()
+    return _count_new(query, read, seen)[0]
+
+
+def _count_new(query: StreamingQuery, read: int, seen: int) -> tuple[int, int]:
     """The records so far, and the last batch counted. Spark keeps the progress of the last hundred batches."""
     for progress in query.recentProgress:
         if progress.batchId > seen and progress.numInputRows:

@@ -23,6 +23,9 @@ Times are microseconds since 1970. Every int64 is one, those before 1970 and -1,
 """
 
 
+EARLIEST_US = (datetime.min.replace(tzinfo=UTC) - EPOCH) // datetime.resolution
+"""The beginning of the year 1: Python's first moment."""
+
 LATEST_US = (datetime.max.replace(tzinfo=UTC) - EPOCH) // datetime.resolution
 """The end of the year 9999: Python's last moment."""
 
@@ -36,6 +39,11 @@ def to_us(moment: datetime) -> int:
 def from_us(microseconds: int) -> datetime:
     """The time, with the zone UTC."""
     return EPOCH + timedelta(microseconds=microseconds)
+
+
+def nearest_to_us(microseconds: int) -> datetime:
+    """The time, or the nearest one that Python has: in a column of a typed topic, any 64 bits are a time."""
+    return from_us(min(max(microseconds, EARLIEST_US), LATEST_US))
 
 
 def from_ms(milliseconds: int) -> datetime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +12,12 @@ import typer
 from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import counted, note, print_error, print_json, print_table
 from spark_broker.cli.records import readable
+from spark_broker.model import NOT_SHOWABLE
 from spark_broker.times import shown_ms
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from spark_broker.cli.segment_dump import DumpedBatch
 
 RIGHT = ("rows", "position", "bytes", "epoch", "sequence", "schema")
@@ -76,7 +79,7 @@ def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: 
     schema = segment_schema(directory, base_offset) if data else None
     for batch in batches:
         header = batch.header
-        rows = None if schema is None or batch.problem else rows_of(batch, schema).to_pylist()
+        rows = None if schema is None or batch.problem else rows_of(batch, schema)
         yield BatchLine(
             segment=f"{directory.name}/{base_offset:020d}",
             base_offset=header.base_offset,
@@ -94,9 +97,21 @@ def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: 
             attributes=batch.attributes,
             message_crc=header.message_crc,
             problem=batch.problem,
-            data=None if rows is None else [readable(row) for row in rows],
+            data=None if rows is None else _readable_rows(rows, offsets_of(batch)),
             offsets=None if rows is None else offsets_of(batch),
         )
+
+
+def _readable_rows(rows: pa.RecordBatch, offsets: Sequence[int]) -> list[object]:
+    """Each row, readable. One without a form in Python is None here, and named on standard error."""
+    try:
+        return [readable(row) for row in rows.to_pylist()]
+    except NOT_SHOWABLE as error:
+        if rows.num_rows == 1:
+            print_error(f"offset {offsets[0]} cannot be shown: {type(error).__name__}: {error}")
+            return [None]
+        each = ((rows.slice(n, 1), offsets[n : n + 1]) for n in range(rows.num_rows))
+        return [row for alone, offset in each for row in _readable_rows(alone, offset)]
 
 
 def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], data: bool) -> None:

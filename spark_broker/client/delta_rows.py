@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.client.table_file import Rows, TableFile
+from spark_broker.client.table_file import ACTION_COLUMNS, Rows, TableFile
 from spark_broker.errors import InvalidDataError, InvariantError, MissingDependencyError, SparkBrokerError
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ class DeltaRows:
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem
 
-        with self._failures():
+        with self.failures():
             self._table: DeltaTable = self._deltalake.DeltaTable(_url(self._path))
             self._storage = PyFileSystem(DeltaStorageHandler(self._table.table_uri, None, None))
             self._check_log()
             why = topic.why_not_its_table(str(self._table.metadata().id), self._table.version())
             self.columns: Mapping[str, str] = {each.name.lower(): each.name for each in self._table.schema().fields}
             actions = pa.table(self._table.get_add_actions(flatten=True))
-            self._files = [TableFile(self._storage, action) for action in actions.to_pylist()]
+            self._files = [TableFile(self._storage, action) for action in _of_files(actions).to_pylist()]
             self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
             self._size = pc.sum(actions.column("size_bytes")).as_py() or 0
         missing = [name for name in _LOG_COLUMNS if name not in self.columns]
@@ -88,10 +88,10 @@ class DeltaRows:
         return max(1, self._size // max(1, sum(file.records or 0 for file in self._files)))
 
     def _query(self, query: str) -> Iterator[pa.RecordBatch]:
-        with self._failures():
+        with self.failures():
             batches = iter(self._deltalake.QueryBuilder().register("history", self._table).execute(query))
         while True:
-            with self._failures():
+            with self.failures():
                 batch = next(batches, None)
                 found = None if batch is None else pa.record_batch(batch)
             if found is None:
@@ -104,7 +104,7 @@ class DeltaRows:
         counts = []
         for file in self._files:
             if file.may_have(rows):
-                with self._failures(file):
+                with self.failures(file):
                     counts.append(file.check(rows, columns))
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) and not self._has_deleted_rows else None
@@ -118,7 +118,7 @@ class DeltaRows:
                 raise ValueError(f"the entry {entry.base_name} of its log is empty")
 
     @contextmanager
-    def _failures(self, file: TableFile | None = None) -> Iterator[None]:
+    def failures(self, file: TableFile | None = None) -> Iterator[None]:
         """Turn what deltalake and pyarrow raise into InvalidDataError. deltalake raises bare `Exception`, too."""
         try:
             yield
@@ -144,6 +144,11 @@ def unreadable(topic: TopicView, why: str) -> InvalidDataError:
     hint = "Read it with read_topic in a session that has Delta." if "features" in why else RESTORE_TABLE
     what = f"the table {topic.settings.delta_path}, the history of {topic.name}, cannot be read"
     return InvalidDataError(f"{what}: {_one_line(why)}", hint=hint)
+
+
+def _of_files(actions: pa.Table) -> pa.Table:
+    """What `TableFile` needs. Least and greatest values of other columns may have no form in Python."""
+    return actions.select([name for name in actions.column_names if name in ACTION_COLUMNS])
 
 
 def _one_line(said: str) -> str:

@@ -6,7 +6,6 @@ The table's rows come in windows of offsets, each sorted, because a user may hav
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
-from spark_broker.times import EARLIEST, Moment
+from spark_broker.times import EARLIEST, Moment, nearest_to_us
 
 WINDOW_BYTES = 64 * 1024 * 1024
 """About so many bytes of files are sorted at a time."""
@@ -52,7 +51,7 @@ class HistoryReader:
         """The records of these offsets (`end` is exclusive), in order. `columns`: only these; None: the topic's.
 
         Not every offset holds a record. `append_time` of a batch is its newest timestamp: the table has no other.
-        Raises InvalidDataError where an offset is in the table twice.
+        Raises InvalidDataError where an offset is in the table twice, and where rows are none of the topic's.
         """
         names = self._topic.schema.names if columns is None else list(columns)
         wanted = [*(name for name in names if name.lower() in self._table.columns), *_LOG_COLUMNS]
@@ -60,12 +59,15 @@ class HistoryReader:
         while start < end:
             until = min(end, start + self._window)
             for batch in self._table.sorted(Rows(partition, start, until), wanted):
-                offsets = batch.column("_offset").to_numpy()
-                if len(offsets) and (offsets[0] <= last or (np.diff(offsets) <= 0).any()):
-                    path = self._topic.settings.delta_path
-                    raise InvalidDataError(f"{path} has an offset of partition {partition} twice, after {last}")
-                last = int(offsets[-1]) if len(offsets) else last
-                yield from self._consumed(batch, offsets, partition, names)
+                # A user may have changed the table: any error of Arrow's here is the partition's, and not the client's.
+                with self._table.failures():
+                    offsets = batch.column("_offset").to_numpy()
+                    if len(offsets) and (offsets[0] <= last or (np.diff(offsets) <= 0).any()):
+                        path = self._topic.settings.delta_path
+                        raise InvalidDataError(f"{path} has an offset of partition {partition} twice, after {last}")
+                    last = int(offsets[-1]) if len(offsets) else last
+                    consumed = list(self._consumed(batch, offsets, partition, names))
+                yield from consumed
             start = until
 
     def first_since(self, partition: int, timestamp_us: int) -> int | None:
@@ -87,14 +89,14 @@ class HistoryReader:
             if first == end:
                 continue
             run = timestamps.slice(first, end - first)
-            newest: datetime = pc.max(run).as_py()
+            newest_us: int = pc.max(run.cast(pa.int64())).as_py() or 0
             yield ConsumedBatch(
                 topic=self._topic.name,
                 partition=partition,
                 base_offset=int(offsets[first]),
                 data=data.slice(first, end - first),
                 leader_epoch=int(epochs[first]),
-                append_time=newest,
+                append_time=nearest_to_us(newest_us),
                 timestamps=run,
                 typed=not self._topic.has_default_schema,
             )

@@ -33,6 +33,10 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 PARTITION, OFFSET = "_partition", "_offset"
 
+_BOUNDS = tuple(f"{bound}.{name}" for name in (PARTITION, OFFSET) for bound in ("min", "max"))
+ACTION_COLUMNS = ("path", "num_records", f"partition.{PARTITION}", *_BOUNDS)
+"""Of the entry of a file in the table's log."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -70,7 +74,10 @@ class TableFile:
     """A file as one version of the table has it. For one thread."""
 
     def __init__(self, storage: FileSystem, action: Mapping[str, object]) -> None:
-        """`action`: its entry in the table's log, flat. With column mapping, the statistics there have other names."""
+        """`action`: ACTION_COLUMNS of its entry in the table's log, flat.
+
+        With column mapping, the statistics there have other names.
+        """
         self._storage = storage
         self.path = unquote(str(action["path"]))  # a URI, by Delta's protocol
         records, partition = action.get("num_records"), action.get(f"partition.{PARTITION}")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import ENTRY_BYTES
+from spark_broker.protocol.schema import schema_to_bytes
+from spark_broker.storage.config import LogConfig
+from spark_broker.storage.log import PartitionLog
+from spark_broker.storage.start_kind import StartKind
 from tests.cli.conftest import Run
-from tests.storage.keyed_logs import keyed_frame, keyed_log, only
+from tests.storage.keyed_logs import keyed_frame, keyed_log, only, stored
 from tests.storage.logs import append_batch, open_log
 
 
@@ -65,6 +71,21 @@ def test_rows_are_printed_on_request(directory: Path, run: Run) -> None:
     ended = run("dump-log", segment(directory, 6, ".arrow"), "--print-data-log", "-o", "json")
     assert [row["n"] for batch in ended.json_lines for row in batch["data"]] == [6, 7, 8, 9, 10, 11]
     assert '11 {"n":11}' in run("dump-log", directory, "--print-data-log").out
+
+
+def test_a_row_without_a_form_in_python_is_named_and_the_others_are_printed(tmp_path: Path, run: Run) -> None:
+    """A time after the year 9999: the command ended in a traceback."""
+    path = tmp_path / "t-0"
+    path.mkdir()
+    schema = pa.schema([("at", pa.timestamp("us", "UTC"))])
+    rows = pa.record_batch([pa.array([0, 1 << 61, 1_000_000], pa.int64()).cast(schema.field(0).type)], schema=schema)
+    log = PartitionLog.open(path, LogConfig(), lambda schema_id: schema_to_bytes(schema), start=StartKind.CLEAN)
+    frame = stored(encode_batch(rows), 0)
+    log.append(frame.header, frame.message)
+    ended = run("dump-log", path, "--print-data-log", "-o", "json")
+    (batch,) = ended.json_lines
+    assert batch["data"] == [{"at": "1970-01-01T00:00:00Z"}, None, {"at": "1970-01-01T00:00:01Z"}]
+    assert "offset 1 cannot be shown" in ended.err
 
 
 def test_a_flipped_byte_of_a_body_is_found_and_the_other_batches_still_shown(directory: Path, run: Run) -> None:

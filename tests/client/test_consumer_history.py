@@ -18,10 +18,12 @@ from spark_broker.errors import (
     MissingDependencyError,
     NotControllerError,
     OffsetOutOfRangeError,
+    RecordNotShowableError,
     SparkBrokerError,
 )
+from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.messages import CallRequest, HistoryMetadata, Message, MetadataRequest
-from spark_broker.times import from_us
+from spark_broker.times import from_us, nearest_to_us
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.support.delta_files import table_id
 
@@ -133,6 +135,52 @@ def test_a_time_finds_no_deleted_record_that_is_still_in_the_table(cluster: Fake
     assert consumer.offsets_for_times({T0: moment}) == {T0: 12}
     with Admin(cluster.bootstrap) as admin:
         assert admin.list_offsets({T0: moment}) == {T0: 12}
+
+
+@pytest.mark.parametrize("time_us", [1 << 61, -(1 << 61)])
+def test_a_time_that_python_cannot_hold_ends_no_consumer(
+    cluster: FakeCluster, table: Path, consumer: Consumer, time_us: int
+) -> None:
+    """Story: one record had milliseconds for seconds. Each consumer that came to it in the table ended, and ended again
+    after each restart."""
+    data = rows(0, BOUNDARY)
+    times = data["_timestamp"].cast(pa.int64()).to_pylist()
+    times[4] = time_us
+    at = data.schema.get_field_index("_timestamp")
+    far = data.set_column(at, "_timestamp", pa.array(times, pa.int64()).cast(data.schema.field(at).type))
+    write_deltalake(str(table), far, mode="overwrite")
+    consumer.assign([T0])
+    batches: list[ConsumedBatch] = []
+    while sum(batch.data.num_rows for batch in batches) < len(EVERYTHING):
+        batches += consumer.poll(10.0)
+    assert [n for batch in batches for n in batch.data["n"].to_pylist()] == EVERYTHING
+    (with_far,) = (batch for batch in batches if 4 in batch.offsets)
+    assert time_us in with_far.timestamps.cast(pa.int64()).to_pylist()
+    assert with_far.append_time == (nearest_to_us(time_us) if time_us > 0 else from_us(time_of(6)))
+    with pytest.raises(RecordNotShowableError, match="t-0 offset 4, column timestamp"):
+        list(with_far.records())
+
+
+def test_rows_that_are_none_of_the_topic_stop_their_partition_only(
+    cluster: FakeCluster, table: Path, consumer: Consumer
+) -> None:
+    """A user has rewritten the table."""
+    data = rows(0, BOUNDARY)
+    words = data.set_column(data.schema.get_field_index("n"), "n", pa.array(["one"] * data.num_rows))
+    write_deltalake(str(table), words, mode="overwrite", schema_mode="overwrite")
+    cluster.create("u", schema=SCHEMA)
+    cluster.store("u", 0, values(0, 5))
+    consumer.assign([T0, TopicPartition("u", 0)])
+    found: list[int] = []
+    error: SparkBrokerError | None = None
+    deadline = time.monotonic() + WAIT_S
+    while (len(found) < 5 or error is None) and time.monotonic() < deadline:
+        try:
+            found += [n for batch in consumer.poll(0.5) for n in batch.data["n"].to_pylist()]
+        except SparkBrokerError as raised:
+            error = raised
+    assert found == list(range(5))
+    assert isinstance(error, InvalidDataError)
 
 
 @pytest.mark.usefixtures("table")

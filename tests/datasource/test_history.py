@@ -225,6 +225,36 @@ def test_kafkas_record_comes_from_the_table_too(cluster: FakeCluster, read: Make
     assert (second["key"], second["value"], second["offset"]) == (None, b"w", 1)
 
 
+FAR = 1 << 61
+"""Microseconds: 73,000 years."""
+
+
+@pytest.mark.parametrize("time_us", [FAR, -FAR])
+def test_a_time_that_python_cannot_hold_stays_what_it_is(
+    cluster: FakeCluster, table: Path, read: MakeRead, stream: MakeStream, time_us: int
+) -> None:
+    """Milliseconds that were taken for seconds are after the year 9999. The task failed with a bare OverflowError."""
+    data = rows(0, BOUNDARY)
+    times = data["_timestamp"].cast(pa.int64()).to_pylist()
+    times[4] = time_us
+    at = data.schema.get_field_index("_timestamp")
+    far = data.set_column(at, "_timestamp", pa.array(times, pa.int64()).cast(data.schema.field(at).type))
+    write_deltalake(str(table), far, mode="overwrite")
+    found = read(subscribe="t").table()
+    assert found["n"].to_pylist() == EVERYTHING
+    assert found["_timestamp"].cast(pa.int64()).to_pylist()[4] == time_us
+    assert stream(subscribe="t", startingOffsets="earliest").numbers() == EVERYTHING
+
+
+def test_rows_that_are_none_of_the_topic_are_a_typed_error(table: Path, read: MakeRead) -> None:
+    """A user has rewritten the table."""
+    data = rows(0, BOUNDARY)
+    words = data.set_column(data.schema.get_field_index("n"), "n", pa.array(["one"] * data.num_rows))
+    write_deltalake(str(table), words, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(InvalidDataError, match=r"the history of t, cannot be read: .*one"):
+        read(subscribe="t").table()
+
+
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
 def test_a_table_is_found_by_its_literal_path(
     cluster: FakeCluster, table: Path, read: MakeRead, tmp_path: Path, prefix: str

@@ -98,7 +98,7 @@ def main(given: list[str] | None = None) -> int:
         return 1
     finally:
         if options.ready_file:
-            options.ready_file.unlink(missing_ok=True)
+            remove_ready_file(options.ready_file)
     print("stopped", flush=True)
     return 0
 
@@ -294,6 +294,16 @@ def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(ready, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def remove_ready_file(path: Path) -> None:
+    """Remove the file if this process has written it: it may be that of a cluster that was started before."""
+    try:
+        ready = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return
+    if isinstance(ready, dict) and ready.get("driver_pid") == os.getpid():
+        path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from spark_broker.cli.cluster_state import (
     data_directory,
     default_state_file,
     end_process,
+    remove_note,
     running_cluster,
 )
 from spark_broker.cli.health import Health, every_topic, health
@@ -172,13 +173,12 @@ def stop(
     path = state_file or default_state_file()
     state = running_cluster(path)
     if state is None:
-        if path.exists():
-            path.unlink()
+        remove_note(path, None)
         fail(f"no cluster runs here ({path})")
     note(f"stopping cluster {state.cluster_id} (pid {state.driver_pid}) ...")
     if not end_process(state.driver_pid, timeout):
         fail(f"the driver (pid {state.driver_pid}) still runs after {timeout} s; look at {log_file(path)}")
-    path.unlink(missing_ok=True)
+    remove_note(path, state)
     kept = state.log_dirs and Path(state.log_dirs).is_dir()
     note(f"stopped; its data is kept in {state.log_dirs}" if kept else "stopped; its data was temporary and is deleted")
 

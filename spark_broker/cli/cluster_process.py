@@ -19,6 +19,7 @@ from spark_broker.cli.cluster_state import ClusterState, end_process, running_cl
 from spark_broker.cli.installed import job_file
 from spark_broker.cli.output import fail, note
 from spark_broker.errors import ClusterStartError, MissingDependencyError
+from spark_broker.storage.filesystem import LOCAL, NO_LOCKS
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -29,6 +30,10 @@ ERROR = "error: "
 """How the application's log begins the line that says why it ended."""
 
 STOP_TIMEOUT_S = 30.0
+
+STOP_FIRST = "Stop it first (`spark-broker cluster stop`), or give this one a --state-file of its own."
+WAIT_FOR_IT = "Wait until it is up or has failed, or end that process, or give this one a --state-file of its own."
+_PID_BYTES = 32
 
 _PROGRESS = re.compile(r"^(executors|brokers registering): \d+ of \d+$", re.MULTILINE)
 
@@ -94,9 +99,48 @@ def check_spark() -> None:
     check_java()
 
 
+def _claim_start(ready_file: Path) -> int:
+    """Take the lock beside the note: one application at a time may write the note and its log, and remove them.
+
+    Returns its descriptor. The application inherits it, and so has the lock as long as it lives, whatever becomes of
+    the command that has started it. Raises ClusterStartError while another one has the lock, or a cluster runs.
+    """
+    ready_file.parent.mkdir(parents=True, exist_ok=True)
+    lock_file = ready_file.with_name(f".{ready_file.name}.lock")
+    claim = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        locked = _lock(claim)
+        existing = running_cluster(ready_file)
+        if existing is not None:
+            raise ClusterStartError(f"a cluster runs already (pid {existing.driver_pid})", hint=STOP_FIRST)
+        if not locked:
+            pid = os.pread(claim, _PID_BYTES, 0).decode(errors="replace")
+            raise ClusterStartError(f"another start of a cluster is under way (pid {pid})", hint=WAIT_FOR_IT)
+        _name_driver(claim, os.getpid())
+    except BaseException:
+        os.close(claim)
+        raise
+    return claim
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        return LOCAL.lock(descriptor, wait_ms=0)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return True  # This file system has no locks.
+
+
+def _name_driver(claim: int, pid: int) -> None:
+    os.ftruncate(claim, 0)
+    os.pwrite(claim, str(pid).encode(), 0)
+
+
 def run_in_foreground(application: Application) -> NoReturn:
     """Become the application: the terminal's signals and the exit status are its own."""
     check_spark()
+    os.set_inheritable(_claim_start(application.ready_file), True)
     command = application.command()
     sys.stdout.flush()
     os.execve(command[0], command, application.environment())
@@ -107,17 +151,22 @@ def start_detached(application: Application, timeout_s: float) -> ClusterState:
     from rich.console import Console
 
     check_spark()
-    application.ready_file.parent.mkdir(parents=True, exist_ok=True)
-    application.ready_file.unlink(missing_ok=True)
-    with log_file(application.ready_file).open("wb") as log:
-        process = subprocess.Popen(
-            application.command(),
-            env=application.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    claim = _claim_start(application.ready_file)
+    try:
+        application.ready_file.unlink(missing_ok=True)
+        with log_file(application.ready_file).open("wb") as log:
+            process = subprocess.Popen(
+                application.command(),
+                env=application.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(claim,),
+            )
+        _name_driver(claim, process.pid)
+    finally:
+        os.close(claim)
     with Console(stderr=True).status("starting Spark ...") as spinner:
         try:
             return _wait_until_ready(application, process, timeout_s, spinner)

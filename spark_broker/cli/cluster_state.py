@@ -75,6 +75,15 @@ def running_cluster(path: Path) -> ClusterState | None:
     return state if _ran_then(state.driver_pid, written_s) else None
 
 
+def remove_note(path: Path, ended: ClusterState | None) -> None:
+    """Remove the note of a driver that does not run any more. `ended`: it has just ended, though its parent may not
+    have heard of it. A cluster that was started since keeps its own.
+    """
+    left = running_cluster(path)
+    if path.exists() and (left is None or left == ended):
+        path.unlink(missing_ok=True)
+
+
 def end_process(pid: int, timeout_s: float) -> bool:
     """Ask the process to end (SIGTERM) and wait for it. False when it is still there after `timeout_s`."""
     try:

@@ -198,7 +198,7 @@ def _open_beneath(directory: Path, relative: Path, flags: int) -> int:
         os.close(at)
 
 
-_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """What flock says of a directory where the file system cannot lock one. NFS wants a descriptor that can be written."""
 
 
@@ -301,7 +301,7 @@ class LocalFileSystem:
         try:
             locked = self.lock(fd, wait_ms=wait_ms)
         except OSError as error:
-            locked = error.errno in _NO_LOCKS
+            locked = error.errno in NO_LOCKS
             if not locked:
                 raise
         finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import jobs.cluster
 from spark_broker.cli import cluster as cluster_commands
 from spark_broker.cli import cluster_process
 from spark_broker.cli.cluster_process import Application
@@ -19,6 +20,8 @@ from spark_broker.cli.cluster_state import ClusterState, default_state_file, end
 from spark_broker.cli.installed import JOBS, job_file
 from spark_broker.cli.options import BOOTSTRAP_VARIABLE
 from spark_broker.config import load_cluster_settings
+from spark_broker.driver.metadata_claim import CLAIM, Claim, Owner
+from spark_broker.driver.metadata_store import LocalStore
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.messages import ControllerMetadata
 from tests.cli.conftest import Run
@@ -96,6 +99,60 @@ def test_a_second_cluster_is_not_started_over_the_first(
     ended = run("cluster", "start", "--state-file", path)
     assert ended.status == 1
     assert f"pid {process.pid}" in ended.err
+
+
+@pytest.mark.parametrize("detach", [("--detach",), ()])
+def test_a_start_beside_another_one_is_refused_and_leaves_its_log(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, detach: tuple[str, ...]
+) -> None:
+    """Story: the second one emptied the log of the first, and removed its note when it failed. The cluster that ran
+    could not be found or stopped."""
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it started"))
+    path, log = tmp_path / "cluster.json", tmp_path / "cluster.log"
+    log.write_text("brokers registering: 1 of 3")
+    claim = cluster_process._claim_start(path)
+    try:
+        ended = run("cluster", "start", *detach, "--state-file", path)
+    finally:
+        os.close(claim)
+    assert ended.status == 1
+    assert f"[CLUSTER_START] another start of a cluster is under way (pid {os.getpid()})" in ended.err
+    assert log.read_text() == "brokers registering: 1 of 3"
+
+
+def test_the_application_keeps_the_lock_of_its_note(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the command that has started it is killed."""
+    script = tmp_path / "cluster.py"
+    script.write_text(
+        "import fcntl, os, select, sys\n"
+        f"lock = os.open({str(tmp_path / '.cluster.json.lock')!r}, os.O_RDWR)\n"
+        "while os.pread(lock, 32, 0) != str(os.getpid()).encode(): select.select([], [], [], 0.01)\n"
+        "try:\n    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except BlockingIOError:\n    sys.exit('error: it is locked')\n"
+        "sys.exit('error: it is free')\n"
+    )
+    monkeypatch.setattr(cluster_process, "job_file", lambda _name: script)
+    for _ in range(2):
+        assert "error: it is locked" in run("cluster", "start", "-d", "--state-file", tmp_path / "cluster.json").err
+
+
+def test_an_application_that_fails_leaves_the_note_of_another_one(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(jobs.cluster, "log", lambda level, log_format: None)
+    ready = note(tmp_path / "cluster.json", process.pid)
+    metadata = str(tmp_path / "metadata")
+    LocalStore(metadata).put(CLAIM, msgspec.json.encode(Claim(Owner.here("first", process.pid))))
+    given = ["--set", f"metadata.dir={metadata}", "--set", f"log.dirs={tmp_path / 'logs'}", "--ready-file", str(ready)]
+    assert jobs.cluster.main(given) == 1
+    assert "[CLUSTER_IN_USE]" in capsys.readouterr().err
+    assert running_cluster(ready) is not None
+    note(ready, os.getpid())
+    assert jobs.cluster.main(given) == 1
+    assert not ready.exists()
 
 
 def test_commands_find_the_cluster_that_runs_here(run: Run) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from spark_broker.config import AdminConfig
-from spark_broker.errors import InvalidDataError
+from spark_broker.errors import InvalidDataError, SparkBrokerError
 from spark_broker.setting_values import to_text
 from spark_broker.spark.refusals import invalid_option
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FORMAT = "spark_broker"
 SERVERS_SETTING = "spark.spark_broker.bootstrap.servers"
 """A session's default for bootstrap.servers."""
+
+SHOWN_MAX = 10
+"""The reasons of so many topics are shown."""
 
 
 def read_topic(
@@ -58,18 +61,42 @@ def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> l
 
     SQL needs backticks around a name with a dash. A view shows the records that there were when it was first queried,
     because Spark plans it once. Call this again to see newer records. `bootstrap_servers` and errors are as in
-    `read_topic`. Raises InvalidDataError where Spark takes the names of two topics for one.
+    `read_topic`. Raises InvalidDataError where Spark takes the names of two topics for one. Also raises
+    InvalidDataError, once all others have their views, with the topics that cannot be read and the reasons.
     """
     from spark_broker.client.admin import Admin
+    from spark_broker.spark.spark_failures import of_spark, said
 
     servers = servers_of(spark, bootstrap_servers)
+    made: list[str] = []
+    failures: dict[str, str] = {}
+    expected: tuple[type[Exception], ...] = (SparkBrokerError, *of_spark())
     with Admin(servers) as admin:
         names = admin.list_topics()
-    if (spark.conf.get("spark.sql.caseSensitive", "false") or "").lower() != "true":
-        _check_names(names)
-    for name in names:
-        read_topic(spark, name, bootstrap_servers=servers).createOrReplaceTempView(f"`{name}`")
-    return names
+        if (spark.conf.get("spark.sql.caseSensitive", "false") or "").lower() != "true":
+            _check_names(names)
+        for name in names:
+            try:
+                read_topic(spark, name, bootstrap_servers=servers).createOrReplaceTempView(f"`{name}`")
+            except expected as error:
+                # The topic may have been deleted. Without brokers, this raises what ends it all.
+                if name in admin.list_topics():
+                    failures[name] = said(error)
+            else:
+                made.append(name)
+    if failures:
+        raise _without_views(failures)
+    return made
+
+
+def _without_views(failures: Mapping[str, str]) -> InvalidDataError:
+    """`failures`: why a topic cannot be read, by its name."""
+    shown = [f"{name}: {why}" for name, why in failures.items()][:SHOWN_MAX]
+    more = f"; and {len(failures) - SHOWN_MAX} more" if len(failures) > SHOWN_MAX else ""
+    return InvalidDataError(
+        f"no view, or that of an earlier call, of {', '.join(failures)}. {'; '.join(shown)}{more}",
+        hint="All other topics have their views. See to what the reasons say, and call create_views again.",
+    )
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -13,6 +13,17 @@ _PAGES = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\s*JVM stacktrace|\n\s*== |\n\s*'
 _CAUSES_MAX = 20
 
 
+def of_spark() -> tuple[type[Exception], ...]:
+    """The exceptions that Spark's calls raise. Java's own, of a lost executor or a file system, come as Py4J's."""
+    from pyspark.errors import PySparkException
+
+    try:
+        from py4j.protocol import Py4JJavaError
+    except ModuleNotFoundError:  # a client of Spark Connect alone
+        return (PySparkException,)
+    return PySparkException, Py4JJavaError
+
+
 def said(error: Exception) -> str:
     """What the exception says: PySpark's, or a Java exception that Py4J hands out."""
     java = getattr(error, "java_exception", None)

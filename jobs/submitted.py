@@ -54,15 +54,19 @@ def session(name: str, configure: Configure = lambda builder: builder) -> Iterat
 
 
 def told_in_a_line(run: Callable[[], None]) -> int:
-    """Run a job; returns its exit status. An error is printed as one line on stderr."""
-    from pyspark.errors import PySparkException
+    """Run a job; returns its exit status. An error, ours or Spark's, is printed as one line on stderr."""
+    from spark_broker.spark.spark_failures import of_spark, root_cause, said
 
     try:
         run()
-    except (SparkBrokerError, PySparkException) as error:
-        print(f"error: {str(error).partition(chr(10) + chr(10))[0]}", file=sys.stderr)
-        return 1
-    return 0
+    except SparkBrokerError as error:
+        text = str(error).partition("\n\n")[0]
+    except of_spark() as error:
+        text = said(error) + root_cause(error)
+    else:
+        return 0
+    print(f"error: {text}", file=sys.stderr)
+    return 1
 
 
 def records_until_end(query: StreamingQuery) -> int:

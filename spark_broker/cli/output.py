@@ -28,8 +28,10 @@ ITEMS_SHOWN = 20
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on stdout. Takes dataclasses, Structs and what they hold."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    """One line of JSON on stdout, in UTF-8 whatever the terminal has. Takes dataclasses, Structs and what they hold."""
+    sys.stdout.flush()  # what was printed as text before
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def print_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -62,7 +63,7 @@ def take_streams() -> Output | None:
         sys.stderr = _null("wb")
     before = cast("TextIO | None", sys.stdout)
     if before is None:
-        return _put(Output(None), "utf-8", "strict", line_buffering=False)
+        return _put(Output(None), "utf-8", "backslashreplace", line_buffering=False)
     if not isinstance(before, io.TextIOWrapper):
         return None
     raw: object = before.buffer
@@ -72,7 +73,14 @@ def take_streams() -> Output | None:
         return None
     before.flush()
     line_buffering = before.line_buffering or unbuffered
-    return _put(Output(raw.fileno()), before.encoding, before.errors or "strict", line_buffering=line_buffering)
+    errors = _lenient(before.encoding, before.errors or "strict")
+    return _put(Output(raw.fileno()), before.encoding, errors, line_buffering=line_buffering)
+
+
+def _lenient(encoding: str, errors: str) -> str:
+    """How to write what the encoding does not have. Text is for people: `\\u0141` is better than no record at all."""
+    escapes_bytes = errors == "surrogateescape" and codecs.lookup(encoding).name == "utf-8"
+    return errors if escapes_bytes or errors not in ("strict", "surrogateescape") else "backslashreplace"
 
 
 def _put(output: Output, encoding: str, errors: str, *, line_buffering: bool) -> Output:

@@ -6,7 +6,11 @@ import os
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
+
+from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from tests.client.fake_broker import FakeCluster
 
 PAGE = "docs configuration"
 """It prints more than a pipe or a buffer holds."""
@@ -47,3 +51,25 @@ def test_an_input_that_is_closed_is_empty_and_errors_may_go_nowhere() -> None:
     done = run("--version", "2>&-")
     assert done.returncode == 0
     assert done.stdout.startswith("spark-broker")
+
+
+def in_encoding(encoding: str, *arguments: str) -> bytes:
+    """What the command prints on a terminal of this encoding. There is no error."""
+    command = [sys.executable, "-m", "spark_broker.cli.main", *arguments]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("encoding", "town"),
+    [("ascii", b"\\u0141\\xf3d\\u017a"), ("iso-8859-1", b"\\u0141\xf3d\\u017a"), ("utf-8", "Łódź".encode())],
+)
+def test_what_the_encoding_of_the_output_lacks_is_escaped(cluster: FakeCluster, encoding: str, town: bytes) -> None:
+    """Story: pages of a traceback at the first record from Łódź. JSON is for programs: it is UTF-8."""
+    cluster.create("t", config={"delta.path": "/tables/Łódź"})
+    cluster.store("t", 0, pa.RecordBatch.from_pylist([{"value": "Łódź".encode()}], schema=DEFAULT_SCHEMA))
+    assert town in in_encoding(encoding, "consume", "t")
+    assert "/tables/Łódź".encode() in in_encoding(encoding, "topics", "describe", "t", "-o", "json")
+    assert b"Architecture" in in_encoding(encoding, "docs", "ARCHITECTURE")

@@ -1,4 +1,4 @@
-"""How the streams of `jobs/consume.py` and `jobs/produce.py` end: a failure is one, and Ctrl-C is an end in order."""
+"""How the jobs end: a failure of their streams is one, and told in a line. Ctrl-C is an end in order."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 
 import jobs.consume
 import jobs.produce
+from jobs.submitted import told_in_a_line
 
 BATCHES = [SimpleNamespace(batchId=0, numInputRows=3), SimpleNamespace(batchId=1, numInputRows=4)]
 
@@ -99,3 +101,34 @@ def test_ctrl_c_stops_the_query_and_says_how_much_there_was(
     assert run(query, monkeypatch) == 0
     assert query.stopped
     assert capsys.readouterr().out.startswith("7 r")
+
+
+@dataclass
+class JavaException:
+    """As Py4J hands one out."""
+
+    text: str
+    cause: JavaException | None = None
+    _target_id: str = "o1"
+
+    def toString(self) -> str:
+        return self.text
+
+    def getCause(self) -> JavaException | None:
+        return self.cause
+
+
+def test_a_java_exception_is_told_in_a_line_with_its_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that is cancelled, or whose executor is lost. It was pages of a Java stack."""
+    lost = JavaException("ExecutorLostFailure: executor 1 exited")
+    java = JavaException("org.apache.spark.SparkException: Job aborted due to stage failure\n\tat a.b.C(C.scala)", lost)
+
+    def run() -> None:
+        raise Py4JJavaError("An error occurred while calling o1.save.\n", java)
+
+    assert told_in_a_line(run) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "error: org.apache.spark.SparkException: Job aborted due to stage failure "
+        "(cause: ExecutorLostFailure: executor 1 exited)"
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +79,7 @@ def ranges_with_history(
         if not reach:
             return spark.read.format("spark_broker").options(**options).load(topic).limit(0)
         scan = _HistoryScan(spark, metadata, view, read, deadline)
-        wanted = {number: Wanted(start, end, 0, from_earliest=False) for number, (start, end) in reach.items()}
-        return scan.joined(wanted, lambda: _of_log(spark, topic, options, reach), options)
+        return scan.joined(scan.planned(reach), lambda: _of_log(spark, topic, options, reach), options)
 
 
 def _has_delta(spark: SparkSession) -> bool:
@@ -105,9 +104,7 @@ def with_history(spark: SparkSession, log: DataFrame, topic: str, options: Mappi
         scan = _HistoryScan(spark, metadata, view, read, deadline)
         if not scan.history:
             return log
-        wanted = scan.wanted()
-        (scan.topic,) = newest(metadata, [scan.topic])
-        return scan.joined(wanted, lambda: log, options)
+        return scan.joined(scan.wanted(), lambda: log, options)
 
 
 @dataclass
@@ -144,12 +141,12 @@ class _HistoryScan:
 
         Raises OffsetOutOfRangeError for what was deleted although it is wanted (unless failOnDataLoss is false).
         """
-        if not split(wanted, self.history).needs_table or not _has_delta(self.spark):
+        if not self._split(wanted, self.topic).needs_table or not _has_delta(self.spark):
             return by_source()
         table = self._table()
         # The controller records a deletion before rows leave the table. Delta may have taken long to open it.
         deadline = Deadline.after_ms(self.read.settings.default_api_timeout_ms)
-        parts = split(wanted, self._recorded(self.metadata.as_recorded(self.topic, deadline)))
+        parts = self._split(wanted, self.metadata.as_recorded(self.topic, deadline))
         if not parts.needs_table:
             return by_source()
         self._report(parts.lost)
@@ -157,6 +154,14 @@ class _HistoryScan:
             return self._rows(table, parts, by_source())
         rest = _of_log(self.spark, self.topic.name, options, parts.log)
         return self._rows(table, parts, rest).unionByName(rest)
+
+    def _split(self, wanted: Mapping[int, Wanted], recorded: TopicView) -> Split:
+        return split(wanted, self._recorded(recorded), has_refused=self._has_refused)
+
+    @property
+    def _has_refused(self) -> bool:
+        """Whether the table lacks records: its own rules have refused them."""
+        return self.topic.history is not None and self.topic.history.quarantined > 0
 
     def _report(self, lost: Mapping[int, HistoryRange]) -> None:
         for number, part in lost.items():
@@ -167,13 +172,7 @@ class _HistoryScan:
 
     def wanted(self) -> dict[int, Wanted]:
         """The offsets that the options ask for. The history counts as part of the log."""
-        partitions = [TopicPartition(self.topic.name, state.partition) for state in self.topic.partitions]
-        logs = lookup_offsets(
-            self.metadata,
-            all_at(partitions, LATEST),
-            self.deadline,
-            read_committed=self.read.settings.read_committed,
-        )
+        logs = self._logs(state.partition for state in self.topic.partitions)
         starts = self._resolved(self.read.start, logs)
         ends = None if isinstance(self.read.end, Latest) else self._resolved(self.read.end, logs)
         return {
@@ -183,8 +182,25 @@ class _HistoryScan:
                 log_start=logs[tp].log_start_offset,
                 from_earliest=isinstance(self.read.start, Earliest),
             )
-            for tp in partitions
+            for tp in logs
         }
+
+    def planned(self, reach: Mapping[int, tuple[int, int]]) -> dict[int, Wanted]:
+        """These offsets, from one up to another (exclusive). Where the logs begin is asked only if it counts."""
+        logs = self._logs(reach) if self._has_refused else {}
+        log_starts = {tp.partition: info.log_start_offset for tp, info in logs.items()}
+        return {
+            number: Wanted(start, end, log_starts.get(number, 0), from_earliest=False)
+            for number, (start, end) in reach.items()
+        }
+
+    def _logs(self, numbers: Iterable[int]) -> dict[TopicPartition, ListedOffset]:
+        """The logs of these partitions. What is not in them any more is in the table, and `topic` shows it then."""
+        moments = all_at([TopicPartition(self.topic.name, number) for number in numbers], LATEST)
+        read_committed = self.read.settings.read_committed
+        logs = lookup_offsets(self.metadata, moments, self.deadline, read_committed=read_committed)
+        (self.topic,) = newest(self.metadata, [self.topic])
+        return logs
 
     def _resolved(self, bound: Bound, logs: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, int]:
         check_named(bound, list(logs))

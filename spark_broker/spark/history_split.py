@@ -7,6 +7,9 @@ A read of [start, end) of a partition whose history is [first, boundary):
 The boundary is fixed when the read is planned. Tiering only moves it up, and the table keeps what it has. So the two
 sides stay complete, and no offset is on both. What lies before `first` was deleted: a read that asks for it by offset
 has lost it.
+
+A table that has refused records is not complete. Then the boundary is where the log begins, if that is earlier: a read
+gets what the table lacks for as long as the log has it, as every other reader does.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class HistoryRange:
 class Wanted:
     """The offsets that a read asks for of a partition: from `start` up to `end` (exclusive; -1: the latest).
 
-    `log_start`: where the log begins. `from_earliest`: the read begins wherever the records begin.
+    `log_start`: where the log begins. It counts for `from_earliest` (the read begins wherever the records begin), and
+    where the table has refused records.
     """
 
     start: int
@@ -53,13 +57,15 @@ class Split:
         return bool(self.table)
 
 
-def split(wanted: Mapping[int, Wanted], history: Mapping[int, HistoryRange]) -> Split:
-    """Divide what is wanted of each partition between table and log."""
+def split(wanted: Mapping[int, Wanted], history: Mapping[int, HistoryRange], *, has_refused: bool = False) -> Split:
+    """Divide what is wanted of each partition between table and log. `has_refused`: the table lacks records."""
     table: dict[int, HistoryRange] = {}
     log: dict[int, tuple[int, int]] = {}
     lost: dict[int, HistoryRange] = {}
     for partition, read in wanted.items():
         there = history.get(partition, HistoryRange(0, 0))
+        if has_refused:
+            there = HistoryRange(there.start, max(there.start, min(there.end, read.log_start)))
         start, end = max(read.start, there.start), there.end
         if read.end != LATEST_OFFSET:
             end = min(end, read.end)

@@ -373,6 +373,26 @@ def test_delta_scans_one_version_in_every_query(
     assert frame == ("delta", ("versionAsOf", 2))  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.parametrize(("log_start", "table_end"), [(LOG_START, LOG_START), (40, BOUNDARY), (0, 0)])
+def test_what_the_table_has_refused_comes_from_the_log(
+    cluster: FakeCluster, table: Path, delta: DeltaSession, log_start: int, table_end: int
+) -> None:
+    """Story: read_topic had 97 of 100 records without a word, and a consumer had all."""
+    topic = cluster.topics["t"]
+    topic.history = HistoryMetadata(table_id(table), 2, 2, [0], [BOUNDARY], quarantined=3)
+    topic.partitions[0].log_start_offset = log_start
+    batch_of(cluster, delta, 3, 50)
+    options = {"bootstrap.servers": cluster.bootstrap}
+    history_scan.with_history(delta, delta, "t", options)  # type: ignore[arg-type]
+    first = table_end
+    if not table_end:
+        assert delta.of_table == []
+        assert delta.of_log == [{0: (3, 50)}]
+        return
+    assert delta.of_table == [{0: HistoryRange(3, table_end)}, {0: HistoryRange(0, table_end)}]
+    assert delta.of_log == [{0: (first, 50)}, {0: (max(first, log_start), -1)}]
+
+
 @pytest.mark.usefixtures("table")
 def test_what_is_deleted_as_a_whole_the_source_reads(cluster: FakeCluster, delta: DeltaSession) -> None:
     """It says what is gone, or passes it over."""

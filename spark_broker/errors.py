@@ -801,7 +801,20 @@ class TieringStoppedError(SparkBrokerError):
     """The topic's records cannot go into its Delta table. The topic goes on serving all that it has."""
 
     code = 1019
-    hint = "Mend what the message says and tier again. Until then nothing of the topic is deleted for being in history."
+    hint = "Mend what the message says and tier again. Until then brokers keep everything that is not in the table."
+
+
+class HistoryNotFoundError(TieringStoppedError):
+    """A run does not find in the topic's Delta table what is recorded to be there: it is gone, another, or unreadable.
+
+    The brokers may have the last copy. They delete nothing for being in the table until a run finds it again.
+    """
+
+    code = 1034
+    hint = (
+        "Let the run read the table, or put it back as it was, from a backup; then tier again. "
+        "Until then brokers keep all they have."
+    )
 
 
 class RecordNotShowableError(SparkBrokerError):

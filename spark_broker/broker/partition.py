@@ -102,7 +102,7 @@ class Partition(GuardedStorage):
     def assign(self, assignment: LeaderAndIsr, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
         """Carry out the controller's assignment, and wake the streams that wait."""
         with self.lock:
-            tiered = topic.drops_what_is_tiered and topic.history_ends != self.topic.history_ends
+            dropping = topic.drops_what_is_tiered and topic.table_ends != self.topic.table_ends
             self.topic = topic
             self._log.configure(topic)
             self._carry_out(self.replica.configure(topic.config.min_insync_replicas, topic.deleted_before(self.key[1])))
@@ -114,7 +114,7 @@ class Partition(GuardedStorage):
             if self.replica.assignment.leader_epoch != before.assignment.leader_epoch:
                 # Another leader may have the batches that follow our log, so it is asked first.
                 self.restart_reason = None
-            if tiered:
+            if dropping:
                 self.apply_retention()
             self._drop_deleted()
             self.wake_listeners()

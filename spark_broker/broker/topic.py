@@ -94,9 +94,15 @@ class Topic:
         return self.log_starts[partition] if partition < len(self.log_starts) else 0
 
     @property
-    def history_ends(self) -> tuple[int, ...] | None:
-        """`history_end` of the partitions that have a history; None: the topic has no table."""
-        return None if self.history is None else self.history.ends
+    def table_ends(self) -> tuple[int, ...] | None:
+        """Up to which offset (exclusive) brokers may delete, by partition, because the topic's table has it.
+
+        None: the topic has no table. Empty, too, where a tierer did not find the history in the table: what brokers
+        have may be the last copy then.
+        """
+        if self.history is None:
+            return None
+        return () if self.history.missing else self.history.ends
 
     def history_end(self, partition: int) -> int:
         """Up to which offset (exclusive) the partition is in the topic's table; -1: the topic has none."""
@@ -114,7 +120,10 @@ class Topic:
 
     def retained_from(self, partition: int) -> int:
         """Retention deletes nothing from this offset on: it is not in the topic's table. Without a table: no offset."""
-        return INT64_MAX if self.history is None else self.history.range_of(partition)[1]
+        ends = self.table_ends
+        if ends is None:
+            return INT64_MAX
+        return ends[partition] if partition < len(ends) else 0
 
     def max_timestamp_us(self, parsed: ParsedBatch, append_time_ms: int) -> int:
         """The newest timestamp of a batch, UTC microseconds; the append time counts for a record that has none.

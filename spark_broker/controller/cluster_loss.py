@@ -5,7 +5,8 @@ new cluster over the old metadata. Partitions of which the topic's table has the
 (`Replica.begins_anew`); internal partitions begin empty. What was only on the disks is lost: committed offsets of
 groups, and records that were not tiered yet.
 
-Topics without a history wait for an operator: with the disks, they would lose everything.
+Topics without a history wait for an operator: with the disks, they would lose everything. So do those whose history was
+not found in their table, until a tierer finds it there.
 """
 
 from __future__ import annotations
@@ -52,4 +53,5 @@ def begin_anew(image: MetadataImage, lost: Collection[int]) -> tuple[MetadataRec
 
 
 def _has_history(topic: TopicState) -> bool:
-    return bool(topic.config.get("delta.path")) and topic.history is not None and topic.history.version >= 0
+    history = topic.history
+    return bool(topic.config.get("delta.path")) and history is not None and history.version >= 0 and not history.missing

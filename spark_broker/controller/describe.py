@@ -96,4 +96,5 @@ def _history(history: TopicHistory) -> HistoryMetadata:
         history.stopped,
         history.quarantined,
         history.uncut,
+        history.missing,
     )

@@ -88,12 +88,16 @@ def _check_leaders(topic: TopicState, history: TopicHistory, request: ConfirmHis
 
 
 def report_tiering(image: MetadataImage, request: ReportTieringRequest) -> Decision:
-    """Record why tiering has stopped, or that it goes on. Raises UnknownTopicIdError."""
+    """Record why tiering has stopped, or that it goes on, and whether the table has the history.
+
+    A run that did not look changes nothing of the latter. One that goes on has found it. Raises UnknownTopicIdError.
+    """
     topic = _topic(image, request.topic_id)
-    stopped = topic.history.stopped if topic.history else ""
-    if request.stopped == stopped:
+    history = topic.history or TopicHistory()
+    missing = history.missing and bool(request.stopped) if request.found is None else not request.found
+    if (request.stopped, missing) == (history.stopped, history.missing):
         return Decision((), EmptyResponse())
-    return Decision((HistoryStatusRecord(topic.topic_id, request.stopped),), EmptyResponse())
+    return Decision((HistoryStatusRecord(topic.topic_id, request.stopped, missing),), EmptyResponse())
 
 
 def _topic(image: MetadataImage, topic_id: str) -> TopicState:

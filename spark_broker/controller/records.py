@@ -227,10 +227,11 @@ class HistoryRecord(Record, frozen=True, tag=14):
 
 
 class HistoryStatusRecord(Record, frozen=True, tag=15):
-    """Why tiering of the topic has stopped; empty: it goes on."""
+    """Why tiering of the topic has stopped; empty: it goes on. `missing`: the history was not found in the table."""
 
     topic_id: TopicId
     stopped: Text
+    missing: bool = False
 
 
 class LogStartsRecord(Record, frozen=True, tag=16):

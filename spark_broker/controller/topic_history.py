@@ -18,6 +18,7 @@ class TopicHistory:
     it, `table_version` Delta's version of the table. `stopped`: why tiering has stopped; empty: it has not.
     `end_epochs[p]`: the leader epoch of the record before `ends[p]`; -1, or beyond these: not known. `uncut`: the table
     may have rows of that transaction beyond `ends`, which no reader gets. A tierer deletes them before it appends.
+    `missing`: the last tierer that looked did not find this history in the table. The brokers may have the last copy.
     """
 
     table_id: str = ""  # Invariant: never changes once it is set
@@ -29,6 +30,7 @@ class TopicHistory:
     quarantined: int = 0  # records that the table has refused so far
     end_epochs: tuple[int, ...] = ()
     uncut: bool = False
+    missing: bool = False
 
     def range_of(self, partition: int) -> tuple[int, int]:
         """The offsets of this partition's history: first, and end (exclusive). (0, 0): it has none."""
@@ -43,7 +45,7 @@ def replayed(history: TopicHistory | None, record: HistoryRecord | HistoryStatus
     """The history after this record."""
     before = history or TopicHistory()
     if isinstance(record, HistoryStatusRecord):
-        return replace(before, stopped=record.stopped)
+        return replace(before, stopped=record.stopped, missing=record.missing)
     after = replace(
         before,
         table_id=record.table_id,
@@ -79,8 +81,8 @@ def history_records(topic_id: str, history: TopicHistory | None) -> list[History
             uncut=history.uncut,
         )
         records.append(record)
-    if history is not None and history.stopped:
-        records.append(HistoryStatusRecord(topic_id, history.stopped))
+    if history is not None and (history.stopped or history.missing):
+        records.append(HistoryStatusRecord(topic_id, history.stopped, history.missing))
     return records
 
 

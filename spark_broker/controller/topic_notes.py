@@ -58,6 +58,9 @@ def _notes(before: TopicState | None, after: TopicState | None) -> list[Note]:
 
 
 def _of_history(before: TopicHistory, after: TopicHistory) -> str:
+    if after.missing != before.missing:
+        found = f"is not found in its table: {after.stopped}. Brokers keep what they have of it"
+        return f"has a history that {found if after.missing else 'is found in its table again'}"
     if after.stopped != before.stopped:
         return f"is not tiered any more: {after.stopped}" if after.stopped else "is tiered again"
     return f"has history in version {after.table_version} of its table: offsets {after.starts} to {after.ends}"

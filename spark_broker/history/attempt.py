@@ -32,6 +32,7 @@ from spark_broker.history.steps import (
     Confirm,
     CutTable,
     DeleteRows,
+    HistoryFound,
     ListLogs,
     RaiseLogStarts,
     ReadClock,
@@ -73,10 +74,14 @@ class Attempt:
         self._new_id = new_id
 
     def steps(self) -> Steps[TieredTopic]:
-        """What to do, in order. Raises TieringStoppedError where the end of the history is not known."""
+        """What to do, in order. Raises HistoryNotFoundError where the table lacks what is recorded, and
+        TieringStoppedError where the end of the history is not known.
+        """
         recorded = recorded_history(self._topic)
         snapshot = yield from ask(ReadTable(recorded.version))
         history = recover(recorded, snapshot)
+        if self._topic.history is not None and self._topic.history.missing:
+            yield from ask(HistoryFound())  # at once: partitions without a leader may wait for it
         if len(history.ends) > len(self._topic.partitions):
             here, there = len(self._topic.partitions), len(history.ends)
             raise StaleMetadataError(f"{self._topic.name} has {here} partitions here, and {there} in its table")

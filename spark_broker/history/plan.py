@@ -8,7 +8,8 @@ What the table and the controller know of a topic's history:
     version v                         version v         what the controller has recorded
     version v, with its end offsets   an older version  the commit's end offsets; the controller is to record them
     version v, end offsets cleaned    an older version  unknown: tiering stops
-    older than v, or another table    version v         unknown: tiering stops, the table was replaced or taken back
+    older than v, or another table    version v         unknown: tiering stops, the table was replaced or taken back.
+                                                        Brokers delete nothing for being in it, until it is found again
 
 A commit of which the log has lost records by an unclean election is recorded with the end offsets up to which the log
 has them. Then the table has rows beyond the history (`uncut`), which go before anything else is appended.
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spark_broker.errors import TieringStoppedError
+from spark_broker.errors import HistoryNotFoundError, TieringStoppedError
 from spark_broker.history.retention import HistoryMark
 
 
@@ -108,17 +109,19 @@ class PartitionLog:
 
 
 def recover(recorded: HistoryState, table: TableSnapshot | None) -> HistoryState:
-    """The history as the table has it. Raises TieringStoppedError where its end is not known."""
+    """The history as the table has it. Raises HistoryNotFoundError where the table lacks what is recorded, and
+    TieringStoppedError where its end is not known.
+    """
     if table is None:
         if recorded.version >= 0:
-            raise TieringStoppedError("the table of the topic's history is gone")
+            raise HistoryNotFoundError("the table of the topic's history is gone")
         return recorded
     if recorded.table_id not in ("", table.table_id):
-        raise TieringStoppedError(f"the table was replaced: its id is {table.table_id}, it was {recorded.table_id}")
+        raise HistoryNotFoundError(f"the table was replaced: its id is {table.table_id}, it was {recorded.table_id}")
     if table.version == recorded.version:
         return recorded
     if table.version < recorded.version:
-        raise TieringStoppedError(
+        raise HistoryNotFoundError(
             f"the table was taken back: its newest transaction is {table.version}, {recorded.version} was confirmed"
         )
     newest = table.commits.get(table.version)

@@ -19,6 +19,7 @@ from spark_broker.history.steps import (
     Confirm,
     CutTable,
     DeleteRows,
+    HistoryFound,
     ListLogs,
     RaiseLogStarts,
     ReadClock,
@@ -28,7 +29,7 @@ from spark_broker.history.steps import (
     Step,
 )
 from spark_broker.history.table import APP_PREFIX, HistoryTable
-from spark_broker.protocol.messages import ListedOffset, Message, RaiseLogStartsRequest
+from spark_broker.protocol.messages import ListedOffset, Message, RaiseLogStartsRequest, ReportTieringRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,6 +100,9 @@ class SparkSteps:
                 self._save_refused(step.ranges, step.commit)
             case Confirm():
                 self.confirm(step)
+            case HistoryFound():
+                stopped = "" if self._topic.history is None else self._topic.history.stopped
+                self._tell(ReportTieringRequest(self._topic.topic_id, stopped, found=True))
             case DeleteRows():
                 self._table.delete_before(step.before)
             case RaiseLogStarts():

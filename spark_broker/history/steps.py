@@ -111,6 +111,11 @@ class Confirm(Order):
 
 
 @dataclass(eq=False)
+class HistoryFound(Order):
+    """Let the controller record that the table has the history again. An earlier run did not find it there."""
+
+
+@dataclass(eq=False)
 class DeleteRows(Order):
     """Delete the rows of each partition before its offset from the table."""
 

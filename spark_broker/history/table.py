@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from spark_broker.errors import TieringStoppedError
+from spark_broker.errors import HistoryNotFoundError, TieringStoppedError
 from spark_broker.history.dead_letters import accepted, count_refused, judged, letters
 from spark_broker.history.design import TableDesign, holds_local_times, quoted, wider_columns
 from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, Written
@@ -66,19 +66,21 @@ class HistoryTable:
     def snapshot(self, recorded: int) -> TableSnapshot | None:
         """The newest version, with our commits from this transaction on; None: there is no table.
 
-        Raises TieringStoppedError where the table cannot be read, or is the history of another topic.
+        Raises TieringStoppedError where the table cannot be read, or is the history of another topic;
+        HistoryNotFoundError, if something is recorded to be in it.
         """
-        with _failures(f"the table {self._path} cannot be read"):
+        kind = TieringStoppedError if recorded < 0 else HistoryNotFoundError
+        with _failures(f"the table {self._path} cannot be read", kind):
             # DeltaTable.isDeltaTable may answer from a cache, and not see a table that another process has made since.
             snapshot = self._delta_snapshot()
             if snapshot.version() < 0:
                 return None
             why = why_incomplete(snapshot)
             if why:
-                raise TieringStoppedError(f"the table {self._path} lacks a commit: {why}. Put it back, from a backup")
+                raise kind(f"the table {self._path} lacks a commit: {why}. Put it back, from a backup")
             transactions = _transactions(snapshot)
             version = transactions.pop(self._app_id, -1)
-            self._refuse_others(transactions)
+            self._refuse_others(transactions, kind)
             table_version = int(snapshot.version())
             commits = self._commits(recorded - 1, version, table_version) if version >= max(recorded, 0) else {}
             return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
@@ -247,13 +249,11 @@ class HistoryTable:
     def _delta_snapshot(self) -> Any:
         return delta_snapshot(self._spark, self._path)
 
-    def _refuse_others(self, transactions: dict[str, int]) -> None:
+    def _refuse_others(self, transactions: dict[str, int], kind: type[TieringStoppedError]) -> None:
         others = [app_id for app_id in transactions if app_id.startswith(APP_PREFIX)]
         if others:
             _, cluster_id, topic_id = others[0].split("/", 2)
-            raise TieringStoppedError(
-                f"the table {self._path} is the history of another topic: {topic_id} of cluster {cluster_id}"
-            )
+            raise kind(f"the table {self._path} is the history of another topic: {topic_id} of cluster {cluster_id}")
 
     def _commits(self, newer_than: int, newest: int, table_version: int) -> dict[int, TableCommit]:
         """Our commits of transactions after `newer_than`, up to the newest of the snapshot."""
@@ -332,7 +332,7 @@ def _with_statistics(schema: StructType) -> Sequence[str]:
 
 
 @contextmanager
-def _failures(what: str) -> Iterator[None]:
+def _failures(what: str, kind: type[TieringStoppedError] = TieringStoppedError) -> Iterator[None]:
     """Turn Spark's errors into ours."""
     from delta.exceptions import DeltaConcurrentModificationException
     from py4j.protocol import Py4JJavaError
@@ -348,4 +348,4 @@ def _failures(what: str) -> Iterator[None]:
         text = said(error)
         if _CANCELLED in text or re.search(rf"\b({'|'.join(_RACES)})", text) is not None:
             raise ConflictError(text) from error
-        raise TieringStoppedError(f"{what}: {text}{root_cause(error)}") from error
+        raise kind(f"{what}: {text}{root_cause(error)}") from error

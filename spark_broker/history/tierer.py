@@ -19,6 +19,7 @@ from spark_broker.client.retry import Deadline, call_with_retries
 from spark_broker.config import AdminConfig
 from spark_broker.errors import (
     ClosedError,
+    HistoryNotFoundError,
     InvalidConfigError,
     MissingDependencyError,
     SparkBrokerError,
@@ -52,7 +53,7 @@ def tier_topic(
     `include_active_segments`: all that is committed. Raises InvalidConfigError for a topic without `delta.path`,
     UnknownTopicOrPartitionError, UnsupportedSparkError for Spark Connect, MissingDependencyError where the session has
     no Delta, and TieringStoppedError where the table cannot be used. The topic's description shows that reason until a
-    run succeeds.
+    run succeeds. One of these is HistoryNotFoundError: brokers delete nothing until a run finds the table again.
     """
     if not isinstance(spark, SparkSession):
         raise UnsupportedSparkError(f"{type(spark).__module__}: tiering needs a session with a JVM, not Spark Connect")
@@ -97,18 +98,18 @@ class Tierer:
                 logger.info("tiering of %s starts over: %s", name, error)
                 conflict = error
             except TieringStoppedError as error:
-                self._report(target, error.message)
+                self._report(target, error.message, found=False if isinstance(error, HistoryNotFoundError) else None)
                 raise
             else:
-                self._report(target, "")
+                self._report(target, "", found=True)
                 return tiered
         stopped = f"gave up after {TRIES} tries, the last one: {conflict}"
         self._report(target, stopped)
         raise TieringStoppedError(stopped)
 
-    def _report(self, target: Target, stopped: str) -> None:
+    def _report(self, target: Target, stopped: str, *, found: bool | None = None) -> None:
         if not self._metadata.closing.is_set():
-            report_tiering(self._metadata, self._config, target.topic.name, target.topic.topic_id, stopped)
+            report_tiering(self._metadata, self._config, target.topic.name, target.topic.topic_id, stopped, found=found)
 
     def _target(self, name: str) -> Target:
         deadline = self._deadline()
@@ -164,10 +165,21 @@ def list_logs(
     return [listed[tp] for tp in partitions]
 
 
-def report_tiering(metadata: ClusterMetadata, config: AdminConfig, topic: str, topic_id: str, stopped: str) -> None:
-    """Let the topic's description show why tiering has stopped; empty: it goes on. It counts without that, too."""
+def report_tiering(
+    metadata: ClusterMetadata,
+    config: AdminConfig,
+    topic: str,
+    topic_id: str,
+    stopped: str,
+    *,
+    found: bool | None = None,
+) -> None:
+    """Let the topic's description show why tiering has stopped; empty: it goes on. It counts without that, too.
+
+    `found`: whether the table has what is recorded of the topic; None: nobody has looked.
+    """
     try:
-        _tell(metadata, config, ReportTieringRequest(topic_id, stopped[:STOPPED_MAX]))
+        _tell(metadata, config, ReportTieringRequest(topic_id, stopped[:STOPPED_MAX], found))
     except SparkBrokerError as error:
         logger.warning("the description of %s does not show how tiering ended: %s", topic, error)
 

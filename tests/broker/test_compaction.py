@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spark_broker.broker.append import check_keys
 from spark_broker.broker.replica_log import from_wire
+from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.batch import batch_info
 from spark_broker.core.compaction import NEVER_CLEANED, Cleaned
 from spark_broker.core.producers import ProducerStates
@@ -38,6 +40,22 @@ def test_the_last_record_of_each_key_stays_at_its_offset(lone: CompactedPartitio
         (49, b"key-4", b"9"),
         (last, b"key-0", b"newest"),
     ]
+
+
+def test_nothing_is_compacted_while_the_table_lacks_what_was_tiered(tmp_path: Path) -> None:
+    """The records that a pass would remove are in the table only, and nobody finds it there."""
+    lone = CompactedPartition(tmp_path / "t-0", {"delta.path": "/lake"})
+    for version in range(10):
+        lone.put((b"k", b"%d" % version))
+    lone.roll()
+    before, assignment = lone.rows(), LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
+    tiered = TopicHistory(starts=(0,), ends=(len(before),))
+    lone.partition.assign(assignment, replace(lone.topic, history=replace(tiered, missing=True)), {0: 1})
+    assert lone.compact() == 0
+    assert lone.rows() == before
+    lone.partition.assign(assignment, replace(lone.topic, history=tiered), {0: 1})
+    assert lone.compact() == 1
+    lone.check()
 
 
 def test_the_active_segment_is_left_as_it_is(lone: CompactedPartition) -> None:

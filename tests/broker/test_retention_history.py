@@ -27,10 +27,10 @@ def filled(directory: Path, **config: str) -> LonePartition:
     return lone
 
 
-def tiered(lone: LonePartition, ends: tuple[int, ...]) -> None:
-    """The controller says how far the history reaches."""
+def tiered(lone: LonePartition, ends: tuple[int, ...], *, missing: bool = False) -> None:
+    """The controller says how far the history reaches. `missing`: a tierer did not find it in the table."""
     assignment = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
-    history = TopicHistory(starts=(0,) * len(ends), ends=ends)
+    history = TopicHistory(starts=(0,) * len(ends), ends=ends, missing=missing)
     lone.partition.assign(assignment, replace(lone.topic, history=history), {0: 1})
 
 
@@ -53,6 +53,23 @@ def test_a_partition_that_the_history_does_not_know_keeps_everything(tmp_path: P
     lone = filled(tmp_path / "t-0")
     tiered(lone, ())
     assert log_start(lone) == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"storage.format": "delta"}])
+def test_nothing_is_deleted_while_the_table_lacks_what_was_tiered(tmp_path: Path, settings: dict[str, str]) -> None:
+    """Somebody has deleted the table, or taken it back: the brokers have the last copy."""
+    lone = filled(tmp_path / "t-0", **settings)
+    tiered(lone, (VALUES,), missing=True)
+    assert log_start(lone) == 0
+    tiered(lone, (VALUES,))
+    assert log_start(lone) == VALUES - PER_SEGMENT, "a run has found the history again"
+
+
+def test_segments_go_as_soon_as_the_history_is_found_again(tmp_path: Path) -> None:
+    lone = filled(tmp_path / "t-0", **{"storage.format": "delta"})
+    tiered(lone, (VALUES,), missing=True)
+    tiered(lone, (VALUES,))
+    assert lone.partition.replica.log_start_offset == VALUES - PER_SEGMENT, "without a run of retention"
 
 
 def test_what_is_in_the_table_stays_as_long_as_local_retention_says(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.errors import HistoryConflictError
+from spark_broker.errors import HistoryConflictError, HistoryNotFoundError
 from spark_broker.history.attempt import Attempt, TieredTopic
 from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, Written
 from spark_broker.history.retention import HistoryMark
@@ -20,6 +20,7 @@ from spark_broker.history.steps import (
     Confirm,
     CutTable,
     DeleteRows,
+    HistoryFound,
     ListLogs,
     RaiseLogStarts,
     ReadClock,
@@ -44,9 +45,12 @@ def topic(
     log_starts: Sequence[int] = (),
     version: int = 0,
     uncut: bool = False,
+    missing: bool = False,
 ) -> TopicView:
     """A topic of one partition. The controller has recorded its history up to this offset; 0: none."""
-    history = HistoryMetadata("table", version, 0, [0], [recorded], uncut=uncut) if recorded else None
+    history = None
+    if recorded:
+        history = HistoryMetadata("table", version, 0, [0], [recorded], uncut=uncut, missing=missing)
     partition = PartitionMetadata(0, 1, 4, [1], [1], 1)
     settings = {"delta.path": "/lake", **(config or {})}
     return TopicView("t", "id", (partition,), (), settings, history, tuple(log_starts))
@@ -112,6 +116,15 @@ def test_where_nothing_is_sealed_nothing_is_written() -> None:
     steps, tiered = run(topic(20), TableSnapshot("table", 0, 0, {}), log(20))
     assert kinds(steps) == [ReadTable, ListLogs, ReadClock]
     assert (tiered.table_version, tiered.ends) == (None, (20,))
+
+
+def test_a_history_that_an_earlier_run_did_not_find_is_said_to_be_there_at_once() -> None:
+    """Before the logs are asked: partitions without a leader may wait for the table."""
+    view = topic(20, missing=True)
+    steps, _ = run(view, TableSnapshot("table", 0, 0, {}), log(20))
+    assert kinds(steps) == [ReadTable, HistoryFound, ListLogs, ReadClock]
+    with pytest.raises(HistoryNotFoundError, match="gone"):
+        run(view, None, log(20))
 
 
 def test_a_commit_that_nobody_recorded_is_compared_with_the_log_and_recorded_first() -> None:

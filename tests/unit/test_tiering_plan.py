@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_broker.errors import TieringStoppedError
+from spark_broker.errors import HistoryNotFoundError, TieringStoppedError
 from spark_broker.history.plan import (
     HistoryState,
     PartitionLog,
@@ -53,22 +53,24 @@ def test_the_history_ends_where_the_table_says(
 
 
 @pytest.mark.parametrize(
-    ("recorded", "table", "reason"),
+    ("recorded", "table", "reason", "found"),
     [
-        (RECORDED, None, "is gone"),
-        (RECORDED, snapshot(3, table_id="another"), "was replaced"),
-        (RECORDED, snapshot(2), "was taken back"),
-        (RECORDED, snapshot(-1), "was taken back"),
-        (RECORDED, snapshot(4), "was cleaned up"),
-        (RECORDED, snapshot(5, commit(4, (6, 8))), "was cleaned up"),
-        (HistoryState(), snapshot(4), "was cleaned up"),
+        (RECORDED, None, "is gone", False),
+        (RECORDED, snapshot(3, table_id="another"), "was replaced", False),
+        (RECORDED, snapshot(2), "was taken back", False),
+        (RECORDED, snapshot(-1), "was taken back", False),
+        (RECORDED, snapshot(4), "was cleaned up", True),
+        (RECORDED, snapshot(5, commit(4, (6, 8))), "was cleaned up", True),
+        (HistoryState(), snapshot(4), "was cleaned up", True),
     ],
 )
 def test_tiering_stops_where_the_end_is_not_known(
-    recorded: HistoryState, table: TableSnapshot | None, reason: str
+    recorded: HistoryState, table: TableSnapshot | None, reason: str, found: bool
 ) -> None:
-    with pytest.raises(TieringStoppedError, match=reason):
+    """`found`: the table has what is recorded, and brokers may go on to delete it."""
+    with pytest.raises(TieringStoppedError, match=reason) as stopped:
         recover(recorded, table)
+    assert isinstance(stopped.value, HistoryNotFoundError) != found
 
 
 def test_what_is_sealed_and_not_in_the_history_comes_next() -> None:

@@ -133,10 +133,14 @@ class RaiseLogStartsRequest(Message, frozen=True):
 
 
 class ReportTieringRequest(Message, frozen=True):
-    """Why tiering of the topic has stopped; empty: it goes on."""
+    """Why tiering of the topic has stopped; empty: it goes on.
+
+    `found`: whether the run has found in the table what the controller has recorded; None: it has not looked.
+    """
 
     topic_id: TopicId
     stopped: Text
+    found: bool | None = None
 
 
 class AnnounceTieringRequest(Message, frozen=True):

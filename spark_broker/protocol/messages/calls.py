@@ -137,6 +137,7 @@ class HistoryMetadata(Message, frozen=True):
     stopped: Text = ""
     quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     uncut: bool = False
+    missing: bool = False
 
 
 class TopicMetadata(Message, frozen=True):

@@ -63,7 +63,7 @@ def test_a_table_that_is_damaged_or_older_gives_no_wrong_record(
     with pytest.raises(RuntimeError, match=f"INVALID_DATA.*{emptied}"):
         by_spark(brokers, another_spark, "damaged", columns)
     answer = another_spark.tier(brokers.bootstrap_servers, "damaged")
-    assert answer["error"] == "TIERING_STOPPED"
+    assert answer["error"] == "HISTORY_NOT_FOUND"
     assert emptied in answer["message"]
     with pytest.raises(InvalidDataError, match=emptied):
         consumed(brokers, "damaged", len(rows))

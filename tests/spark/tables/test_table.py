@@ -269,6 +269,39 @@ def stopped(admin: Admin, topic: str) -> str:
     return history.stopped or ""
 
 
+def await_retention(brokers: ProcessCluster, admin: Admin, witness: str) -> None:
+    """Wait until each broker that leads has applied retention: to a topic of this name, too, which needs no table."""
+    config = {"segment.bytes": "16384", "retention.ms": "1"}
+    admin.create_topic(NewTopic(witness, partitions=PARTITIONS, replication_factor=2, config=config))
+    fill(brokers, witness)
+    eventually(lambda: min(local_starts(admin, witness)) > 0, what="a run of retention")
+
+
+def local_starts(admin: Admin, topic: str) -> list[int]:
+    return [partition.local_log_start_offset or 0 for partition in admin.describe_topic(topic).partitions]
+
+
+@pytest.mark.full
+def test_brokers_keep_what_the_table_has_lost(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    """They deleted it because it was in the table, although the topic's description said that the table was gone."""
+    table = tmp_path / "table"
+    rows = fill(brokers, topic)
+    tier(brokers, spark, topic)
+    shutil.move(table, tmp_path / "elsewhere")
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert (answer["error"], "gone" in answer["message"]) == ("HISTORY_NOT_FOUND", True)
+    admin.alter_topic_config(topic, {"local.retention.ms": "1"})
+    await_retention(brokers, admin, f"{topic[:150]}-witness")
+    assert local_starts(admin, topic) == [0] * PARTITIONS
+    assert consumed(brokers, topic) == sorted(rows)
+    shutil.move(tmp_path / "elsewhere", table)
+    tier(brokers, spark, topic)
+    eventually(lambda: min(local_starts(admin, topic)) > 0, what="the table is found again, and retention goes on")
+    assert consumed(brokers, topic) == sorted(rows)
+
+
 @pytest.mark.full
 def test_a_table_deleted_under_the_topic_stops_tiering_and_nothing_else(
     brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
@@ -279,7 +312,7 @@ def test_a_table_deleted_under_the_topic_stops_tiering_and_nothing_else(
     shutil.move(table, tmp_path / "elsewhere")
     rows += fill(brokers, topic, first=len(rows) // PARTITIONS)
     answer = spark.tier(brokers.bootstrap_servers, topic)
-    assert (answer["error"], "gone" in answer["message"]) == ("TIERING_STOPPED", True)
+    assert (answer["error"], "gone" in answer["message"]) == ("HISTORY_NOT_FOUND", True)
     eventually(lambda: "gone" in stopped(admin, topic), what="the description says why")
     assert not table.exists(), "no second history is begun"
     assert consumed(brokers, topic) == sorted(rows), "the brokers still have everything"

@@ -6,7 +6,7 @@ import pytest
 
 from spark_broker.controller.image import MetadataImage, PartitionRegistration
 from spark_broker.model import NO_LEADER
-from spark_broker.protocol.messages import ConfirmHistoryRequest, EnsureOffsetsTopicRequest
+from spark_broker.protocol.messages import ConfirmHistoryRequest, EnsureOffsetsTopicRequest, ReportTieringRequest
 from tests.unit.controller.cluster import Cluster
 
 DELAY_MS = 60_000
@@ -45,6 +45,19 @@ def test_topics_with_a_history_go_on_over_new_brokers_and_others_wait(before: Me
     assert {state.leader for name in ("begun", "log") for state in partitions(cluster, name)} == {NO_LEADER}
     assert "their disks count as lost" in " ".join(cluster.notes)
     assert cluster.topic("table").history == before.topics[before.topic_ids["table"]].history
+
+
+def test_a_topic_whose_table_is_gone_waits_for_its_disks_until_the_table_is_found(before: MetadataImage) -> None:
+    """The disks may be all that is left of it."""
+    cluster = Cluster(before)
+    topic_id = cluster.topic("table").topic_id
+    cluster.start_broker("new-a")
+    cluster.call(ReportTieringRequest(topic_id, "the table is gone", found=False))
+    cluster.pass_time(3 * DELAY_MS, alive=[3])
+    assert {state.leader for state in partitions(cluster, "table")} == {NO_LEADER}
+    cluster.call(ReportTieringRequest(topic_id, "the table is gone", found=True))
+    cluster.pass_time(5_000, alive=[3])
+    assert {state.leader for state in partitions(cluster, "table")} == {3}
 
 
 def test_one_old_broker_that_is_back_is_enough_to_wait(before: MetadataImage) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from spark_broker.controller.decisions import Decisions
 from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.effects import Reply
 from spark_broker.controller.events import CallReceived
-from spark_broker.controller.records import HistoryRecord, decode_records, encode_records
+from spark_broker.controller.records import HistoryRecord, HistoryStatusRecord, decode_records, encode_records
 from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.errors import (
@@ -183,6 +184,36 @@ def test_tiering_says_why_it_stopped_and_that_it_goes_on(cluster: Cluster) -> No
     assert history(cluster) == TopicHistory(TABLE, 0, 10, (0, 0), (5, 5), end_epochs=(-1, -1))
     with pytest.raises(UnknownTopicIdError):
         cluster.call(ReportTieringRequest("f" * 32, ""))
+
+
+def test_a_history_that_a_run_did_not_find_is_missing_until_a_run_finds_it(cluster: Cluster) -> None:
+    confirm(cluster, 0, [5, 5])
+    topic_id = cluster.topic().topic_id
+    reports = [
+        (ReportTieringRequest(topic_id, "a column has another type"), False),
+        (ReportTieringRequest(topic_id, "the table is gone", found=False), True),
+        (ReportTieringRequest(topic_id, "gave up after 5 tries"), True),  # It has not looked.
+        (ReportTieringRequest(topic_id, "gave up after 5 tries", found=True), False),
+        (ReportTieringRequest(topic_id, "the table is gone", found=False), True),
+        (ReportTieringRequest(topic_id, ""), False),  # From a tierer that knows no `found`: it has succeeded.
+    ]
+    for report, missing in reports:
+        before = cluster.image
+        cluster.call(report)
+        assert (history(cluster).stopped, history(cluster).missing) == (report.stopped, missing)
+        assert [topic.history for topic in MetadataDelta(before, cluster.image).topics_changed] == [history(cluster)]
+        copied = decode_records(encode_records(to_records(cluster.image)))
+        assert image_from_snapshot(copied, cluster.image.next_offset) == cluster.image
+        offset = cluster.image.next_offset
+        cluster.call(report)
+        assert cluster.image.next_offset == offset, "a repetition changes nothing"
+    assert "is not found in its table: the table is gone" in " ".join(cluster.notes)
+    assert "is found in its table again" in " ".join(cluster.notes)
+
+
+def test_a_status_of_an_older_controller_says_nothing_is_missing() -> None:
+    (record,) = decode_records(msgspec.msgpack.encode([[15, "f" * 32, "why"]]))
+    assert record == HistoryStatusRecord("f" * 32, "why", missing=False)
 
 
 def test_only_the_controller_says_when_the_cluster_tiers_next_and_it_counts_down(cluster: Cluster) -> None:

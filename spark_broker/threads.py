@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from spark_broker.errors import ClientEndedError
 from spark_broker.process_limits import limit_reached
@@ -100,3 +101,21 @@ def start(worker: Worker) -> None:
         worker.start()
     except RuntimeError as error:
         raise limit_reached(error) or error from None
+
+
+def ready_pool(threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool all of whose threads run already. Raises NoThreadError.
+
+    A pool that is not ready starts a thread when it gets work. Whoever hands the work in would meet the limit then.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    all_run = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):
+            pool.submit(all_run.wait)
+    except RuntimeError as error:
+        all_run.abort()
+        pool.shutdown(wait=False)
+        raise limit_reached(error) or error from None
+    all_run.wait()
+    return pool

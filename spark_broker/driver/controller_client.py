@@ -31,11 +31,12 @@ from spark_broker.errors import (
     ClusterStartError,
     InvalidRequestError,
     NotControllerError,
+    ProcessLimitError,
     RequestTimedOutError,
     SparkBrokerError,
 )
 from spark_broker.process_limits import limit_reached
-from spark_broker.threads import Worker
+from spark_broker.threads import Worker, start
 
 logger = logging.getLogger(__name__)
 controller_logger = logging.getLogger("spark_broker.controller")
@@ -69,8 +70,8 @@ class ControllerClient:
     def start(cls, config: ControllerConfig, *, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Start the process and wait until it serves.
 
-        Raises the error that kept it from serving (InconsistentClusterIdError, MetadataStoreError, ...) or
-        ClusterStartError.
+        Raises the error that kept it from serving (InconsistentClusterIdError, MetadataStoreError, NoThreadError, ...)
+        or ClusterStartError.
         """
         try:
             process = subprocess.Popen(
@@ -92,12 +93,14 @@ class ControllerClient:
         return client
 
     def _begin(self, timeout_s: float) -> None:
-        self._reader.start()
+        start(self._reader)
         self._write(to_line(self._config))
         with self._changed:
             self._changed.wait_for(lambda: self._started is not None or self._ended, timeout_s)
-            started = self._started
+            started, failed = self._started, self._failed
         if started is None:
+            if failed is not None and (error := error_of(failed)) is not None:
+                raise error
             raise ClusterStartError(f"the controller's process did not serve within {timeout_s} s; see its stderr")
         if (error := error_of(started)) is not None:
             raise error
@@ -129,14 +132,26 @@ class ControllerClient:
 
     @property
     def failure(self) -> SparkBrokerError | None:
-        """Why the process ended by itself: it was deposed, or has a bug. None where a signal ended it."""
-        if (self._process.poll() or 0) < 0:
-            return None
+        """Why the ended process must not be started again: it was deposed, has no metadata store, or has told of a bug.
+
+        None where a signal ended it, where it came to a limit of its process, and where it ended without a word:
+        another process may do better.
+        """
+        error = self._last_words()
+        return None if isinstance(error, ProcessLimitError) else error
+
+    @property
+    def end(self) -> str:
+        """How the process ended, for people."""
+        error, status = self._last_words(), self._process.poll() or 0
+        if error is not None:
+            return str(error)
+        return f"signal {-status} ended it" if status < 0 else f"status {status}, without a word; see its stderr"
+
+    def _last_words(self) -> SparkBrokerError | None:
         self._reader.join(CLOSE_TIMEOUT_S)
         with self._changed:
-            if self._failed is None:
-                return NotControllerError("its process ended without a word; see its stderr")
-            return error_of(self._failed)
+            return None if self._failed is None else error_of(self._failed)
 
     def _serving(self) -> Started:
         if self._started is None:

@@ -1,14 +1,15 @@
 """The controller as the cluster sees it: a process that takes commands over a pipe, and answers clients' calls.
 
-A controller whose process was killed is started again on the same port, under a higher epoch, and the brokers find it
-there. A controller that ended by itself is not started again, and the cluster ends with it: another driver may have
-taken over, and the two would depose each other.
+A controller whose process was killed, or came to one of its limits, is started again on the same port, under a higher
+epoch, and the brokers find it there. A controller that has said why it cannot go on is not started again, and the
+cluster ends with it: another driver may have taken over, and the two would depose each other.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Self
@@ -22,12 +23,15 @@ from spark_broker.driver.directories import Directories, cluster_ids_in
 from spark_broker.driver.metadata_claim import end_claim_of
 from spark_broker.errors import ClusterInUseError, InvariantError, SparkBrokerError
 from spark_broker.protocol.messages import AnnounceTieringRequest, MetadataRequest, MetadataResponse
-from spark_broker.threads import BeginAgain, Worker
+from spark_broker.threads import BeginAgain, Worker, start
 from spark_broker.transport.client import Connection
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.2
+RESTART_PAUSE_MAX_S = 5.0
+LASTED_S = 10.0
+"""A controller that ran this long is started again without a pause."""
 
 
 class ControllerLink:
@@ -83,9 +87,12 @@ class ControllerLink:
             raise
 
     def watch(self, on_failure: Callable[[SparkBrokerError], None]) -> None:
-        """Start the controller again when it is killed. When it ends by itself, `on_failure` gets the reason, once."""
+        """Start the controller again when its process ends. Where that cannot help, `on_failure` gets the reason, once.
+
+        Raises NoThreadError.
+        """
         self._on_failure = on_failure
-        self._watch.start()
+        start(self._watch)
 
     @property
     def host(self) -> str:
@@ -149,17 +156,23 @@ class ControllerLink:
         self._connection.close()
 
     def _keep(self) -> None:
-        while not self._closed.wait(WATCH_INTERVAL_S):
+        pause_s, began_s = WATCH_INTERVAL_S, time.monotonic()
+        while not self._closed.wait(pause_s):
             if self._client.alive:
+                if time.monotonic() - began_s >= LASTED_S:
+                    pause_s = WATCH_INTERVAL_S
                 continue
             failure = self._client.failure or self._restart()
             if failure is not None and not self._closed.is_set():
                 self._on_failure(failure)
                 return
+            pause_s, began_s = min(2 * pause_s, RESTART_PAUSE_MAX_S), time.monotonic()
 
     def _restart(self) -> SparkBrokerError | None:
-        """Start a killed controller again; the next call repeats a failed start. Returns an error that is final."""
-        logger.warning("the controller's process, pid %d, was killed and is started again", self._client.pid)
+        """Start an ended controller again; the next call repeats a failed start. Returns an error that is final."""
+        logger.warning(
+            "the controller's process, pid %d, ended and is started again: %s", self._client.pid, self._client.end
+        )
         with self._lock:
             if self._closed.is_set():
                 return None

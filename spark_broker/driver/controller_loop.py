@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from spark_broker.controller.controller import Controller
@@ -24,7 +24,7 @@ from spark_broker.controller.events import CallReceived, Event, Tick
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import MetadataStoreError, NotControllerError, SparkBrokerError
-from spark_broker.threads import Worker
+from spark_broker.threads import Worker, ready_pool
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,10 @@ def wall_ms() -> int:
 
 
 class ControllerLoop(Worker):
-    """Runs until `stop` or the first failure, with which `on_failure` is called."""
+    """Runs until `stop` or the first failure, with which `on_failure` is called.
+
+    All threads that it needs are there from the beginning. Raises NoThreadError if they cannot be started.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class ControllerLoop(Worker):
         self._on_failure = on_failure
         self._events: queue.Queue[Event | None] = queue.Queue()  # None: a file has been written
         self._decisions = Decisions(controller)  # only the loop's thread uses it
-        self._store = ThreadPoolExecutor(1, thread_name_prefix="metadata-log")
+        self._store = ready_pool(1, "metadata-log")
         self._looking: Future[None] | None = None
         self._next_tick = 0.0
         self._next_look = time.monotonic() + LOOK_S

@@ -47,7 +47,7 @@ from spark_broker.model import NO_EPOCH, NO_LEADER
 from spark_broker.process_limits import limit_reached
 from spark_broker.short_pauses import ShortPauses
 from spark_broker.storage.filesystem import PRIVATE_UMASK
-from spark_broker.threads import begin
+from spark_broker.threads import Worker, begin
 
 logger = logging.getLogger(__name__)
 
@@ -85,16 +85,21 @@ def main() -> None:
     ShortPauses().install()
     os.umask(PRIVATE_UMASK)
     process = ControllerProcess(output, parent)
-    begin("parent-watch", process.fail, process.end_with_parent)
-    config = from_line(source.readline(MAX_LINE_BYTES), ControllerConfig)
-    process.log_to_driver(config.log_level)
     try:
+        process.begin()
+        config = from_line(source.readline(MAX_LINE_BYTES), ControllerConfig)
+        process.log_to_driver(config.log_level)
         service = process.serve(config)
     except SparkBrokerError as error:
         output.write(Started(error_code=error.code, error_message=error.message))
         process.end(1)
-    for line in iter(lambda: source.readline(MAX_LINE_BYTES), b""):
-        process.run_command(service, line)
+    except Exception as error:  # noqa: BLE001 (the driver is told of it)
+        process.fail(error)
+    try:
+        for line in iter(lambda: source.readline(MAX_LINE_BYTES), b""):
+            process.run_command(service, line)
+    except Exception as error:  # noqa: BLE001 (the driver is told of it)
+        process.fail(error)
     logger.info("the controller, pid %d, epoch %d, ends: its driver closed it", os.getpid(), process.epoch)
     process.end(0)
 
@@ -108,6 +113,15 @@ class ControllerProcess:
         self._log: PipeHandler | None = None
         self._claim: ClaimKeeper | None = None
         self._service: ControllerService | None = None
+        self._ending: Worker | None = None
+        self._lock = threading.Lock()
+        self._asked = threading.Event()  # to end
+        self._last: tuple[int, ControllerFailed | None] | None = None  # the status and words of the first who asked
+
+    def begin(self) -> None:
+        """Start the threads that end the process: when it has to end, it may get no thread. Raises NoThreadError."""
+        self._ending = begin("end", lambda _: os._exit(1), self._end_when_asked)
+        begin("parent-watch", self.fail, self.end_with_parent)
 
     @property
     def epoch(self) -> int:
@@ -148,16 +162,19 @@ class ControllerProcess:
         return service
 
     def run_command(self, service: ControllerService, line: bytes) -> None:
-        """Answer a command: in a thread of its own if it may take long."""
+        """Answer a command: in a thread of its own if it may take long. Where it gets none, the driver asks again."""
         try:
             command = from_line(line, Command)
         except InvalidRequestError as error:
             self._output.write(Answer(id=-1, error_code=error.code, error_message=error.message))
             return
-        if command.cmd in WAITING_COMMANDS:
-            begin(f"command-{command.id}", self.fail, partial(self._answer, service, command))
-        else:
+        if command.cmd not in WAITING_COMMANDS:
             self._answer(service, command)
+            return
+        try:
+            begin(f"command-{command.id}", self.fail, partial(self._answer, service, command))
+        except NoThreadError as error:
+            self._output.write(Answer(id=command.id, error_code=error.code, error_message=error.message))
 
     def _answer(self, service: ControllerService, command: Command) -> None:
         try:
@@ -198,17 +215,20 @@ class ControllerProcess:
 
         An ordinary exit would wait for threads that are not daemons.
         """
-        me = f"the controller, pid {os.getpid()}, epoch {self.epoch}"
-        try:
-            words = begin("end", lambda _: os._exit(1), partial(self._last_words, status, last))
-            words.join(END_TIMEOUT_S)
-            if words.is_alive():
+        with self._lock:
+            if self._last is None:
+                self._last = (status, last)
+        self._asked.set()
+        if self._ending is not None:
+            self._ending.join(END_TIMEOUT_S)
+            if self._ending.is_alive():
+                me = f"the controller, pid {os.getpid()}, epoch {self.epoch}"
                 _say(f"{me}, is ended by force after {END_TIMEOUT_S} s")
-        except NoThreadError as error:
-            _say(f"{me}, is ended by force: {error}")
         os._exit(status)
 
-    def _last_words(self, status: int, last: ControllerFailed | None) -> None:
+    def _end_when_asked(self) -> None:
+        self._asked.wait()
+        status, last = self._last or (1, None)
         if self._service is not None and status == 0:
             self._service.close()
         if last is not None:

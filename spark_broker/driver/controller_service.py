@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
@@ -72,6 +72,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.schema import schema_from_bytes
 from spark_broker.protocol.wire import error_response
+from spark_broker.threads import ready_pool, start
 from spark_broker.transport.server import Server
 from spark_broker.transport.server_stream import ServerStream
 
@@ -111,20 +112,20 @@ class ControllerService:
         self._calls: dict[int, Future[Result]] = {}
         self._sessions: dict[int, BrokerSession] = {}
         self._publisher = MetadataPublisher(lambda: log.image, self._send)  # only the loop's thread uses it
-        self._probes = ThreadPoolExecutor(MAX_PROBES, thread_name_prefix="probe")
+        self._probes = ready_pool(MAX_PROBES, "probe")  # the loop hands probes in, and must not meet a limit there
         self._controller = Controller(log.image, settings, shared_executor=shared_executor)
         self._loop = ControllerLoop(self._controller, log, self, self._fail)
         self._server: Server | None = None
 
     def start(self, host: str, port: int, owner: Owner, *, accept_older_metadata: bool = False) -> None:
-        """Take over the metadata log for this owner, and serve. Raises StaleControllerEpochError, MetadataStoreError
-        or, when the address cannot be bound, ClusterStartError."""
+        """Take over the metadata log for this owner, and serve. Raises StaleControllerEpochError, MetadataStoreError,
+        NoThreadError or, when the address cannot be bound, ClusterStartError."""
         started = ControllerStarted(
             self._log.writer, uuid.uuid4().hex, owner.host, owner.pid, owner.since_ms, accept_older_metadata
         )
         self._loop.step([started], patience_s=START_PATIENCE_S)
         self._server = self._serve(host, port)
-        self._loop.start()
+        start(self._loop)
 
     def _serve(self, host: str, port: int) -> Server:
         """`port`: where an earlier process of this controller served. Brokers look for it there; no other will do."""

@@ -26,7 +26,7 @@ from spark_broker.driver.metadata_store import ClaimStore, open_store
 from spark_broker.errors import ClusterInUseError, MetadataStoreError
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.filesystem import LOCAL, process_start_time
-from spark_broker.threads import BeginAgain, Worker
+from spark_broker.threads import BeginAgain, Worker, start
 from spark_broker.times import shown_ms
 
 logger = logging.getLogger(__name__)
@@ -129,9 +129,9 @@ class ClaimKeeper(Worker):
         self._over = False
 
     def take(self) -> None:
-        """Claim the directory, even if another owner has it, and keep it. Raises OSError."""
+        """Claim the directory, even if another owner has it, and keep it. Raises OSError, and NoThreadError."""
         self._store.put(CLAIM, msgspec.json.encode(self._claim))
-        self.start()
+        start(self)
 
     def holder(self) -> str:
         """Which owner has the directory now, as text for people."""

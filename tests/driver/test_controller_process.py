@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -10,12 +11,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from spark_broker.controller.records import ControllerEpochRecord
 from spark_broker.driver.controller_client import ControllerClient
-from spark_broker.driver.controller_pipe import Answer, ControllerConfig, LogLine, Started, from_controller, to_line
+from spark_broker.driver.controller_pipe import (
+    Answer,
+    Command,
+    ControllerConfig,
+    ControllerFailed,
+    LogLine,
+    Started,
+    from_controller,
+    to_line,
+)
+from spark_broker.driver.controller_process import ControllerProcess, DriverPipe
+from spark_broker.driver.controller_service import ControllerService
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import (
     ClosedError,
@@ -23,12 +36,17 @@ from spark_broker.errors import (
     InvalidConfigError,
     InvalidRequestError,
     MetadataStoreError,
+    NoMemoryError,
     NotControllerError,
+    NoThreadError,
     RequestTimedOutError,
+    SparkBrokerError,
     StaleControllerEpochError,
+    UnknownServerError,
 )
 from tests.conftest import WaitUntil
 from tests.driver.fake_broker import FakeBroker
+from tests.support.no_threads import no_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,6 +178,92 @@ def test_a_deposed_controller_says_so_although_its_claim_can_be_neither_read_nor
     wait_until(lambda: not first.alive, "the deposed controller ends")
     assert isinstance(first.failure, StaleControllerEpochError)
     first.close()
+
+
+def test_a_command_that_gets_no_thread_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ended with a traceback, and the cluster with it."""
+    output = io.BytesIO()
+    process = ControllerProcess(DriverPipe(output), os.getpid())
+    with no_threads(monkeypatch):
+        process.run_command(cast("ControllerService", None), to_line(Command(id=7, cmd="new_launch")))
+    answer = from_controller(output.getvalue())
+    assert isinstance(answer, Answer)
+    assert (answer.id, answer.error_code) == (7, NoThreadError.code)
+
+
+WITHOUT_THREADS = """
+import os, sys, threading
+from spark_broker.driver.controller_process import ControllerProcess, DriverPipe
+process = ControllerProcess(DriverPipe(sys.stdout.buffer), os.getppid())
+process.begin()
+def refuse(_):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+try:
+    threading.Thread().start()
+except RuntimeError as error:
+    process.fail(error)
+"""
+
+
+def test_a_controller_without_threads_says_why_it_ends() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    words = from_controller(ended.stdout)
+    assert isinstance(words, ControllerFailed)
+    assert words.error_code == NoThreadError.code
+
+
+CHILD = """
+import os, sys
+sys.stdin.readline()
+print(sys.argv[1], flush=True)
+sys.stdin.readline()
+print(sys.argv[2], end="", flush=True)
+status = int(sys.argv[3])
+os.kill(os.getpid(), -status) if status < 0 else os._exit(status)
+"""
+"""A controller that ends at its first command: with these words, and by this signal or with this status."""
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "final"),
+    [
+        (None, -signal.SIGKILL, None),
+        (None, 1, None),
+        (None, 0, None),
+        (NoThreadError, 1, None),
+        (NoMemoryError, 1, None),
+        (StaleControllerEpochError, 1, StaleControllerEpochError),
+        (MetadataStoreError, 1, MetadataStoreError),
+        (UnknownServerError, 1, UnknownServerError),  # a bug
+    ],
+)
+def test_only_a_controller_that_said_why_it_cannot_go_on_is_not_started_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: type[SparkBrokerError] | None,
+    status: int,
+    final: type[SparkBrokerError] | None,
+) -> None:
+    started = to_line(Started(port=1, cluster_id="c", controller_epoch=0)).decode().strip()
+    words = "" if said is None else to_line(ControllerFailed(said.code, "why")).decode()
+    child = [sys.executable, "-S", "-c", CHILD, started, words, str(status)]
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: real(child, **options))
+    client = ControllerClient.start(config(tmp_path))
+    with pytest.raises(NotControllerError):
+        client.new_launch(timeout_s=20)
+    assert client._process.wait(20) == status
+    assert type(client.failure) is (type(None) if final is None else final)
+    assert client.end
+    client.close()
 
 
 DRIVER = """

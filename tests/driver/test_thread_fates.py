@@ -58,6 +58,7 @@ from spark_broker.transport.client_stream import ClientStream
 from spark_broker.transport.server import Server
 from spark_broker.transport.server_stream import ServerStream
 from tests.broker.rig import Rig
+from tests.support.no_threads import no_threads
 
 BUG = ValueError("nobody expects this")
 WAIT_S = 20.0
@@ -259,6 +260,19 @@ def test_a_probe_of_a_port_that_fails_ends_the_controller(tmp_path: Path, monkey
     monkeypatch.setattr(controller_service, "port_refuses", fail)
     service.carry(ProbePort(0, 1, *NOWHERE))
     assert ends.bug() is BUG
+
+
+def test_a_probe_needs_no_new_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment without threads ended the controller, and with it the cluster, for good."""
+    ends, asked = Ends(), queue.SimpleQueue[int]()
+    log = MetadataLog(LocalStore(str(tmp_path)), records_between_snapshots=100, snapshots_kept=1)
+    service = ControllerService(ClusterSettings(cluster=ClusterConfig(), topic=TopicConfig()), log, ends)
+    monkeypatch.setattr(controller_service, "port_refuses", lambda host, port: asked.put(port))
+    with no_threads(monkeypatch):
+        for port in range(20):
+            service.carry(ProbePort(0, 1, "127.0.0.1", port))
+        assert {asked.get(timeout=WAIT_S) for _ in range(20)} == set(range(20))
+    assert ends._ends.empty()
 
 
 def test_the_log_of_a_controller_goes_on_after_a_line_that_failed() -> None:

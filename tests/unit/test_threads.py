@@ -11,16 +11,16 @@ import pytest
 
 from spark_broker import threads
 from spark_broker.errors import NoThreadError
-from spark_broker.threads import BeginAgain, begin, client_ended
+from spark_broker.threads import BeginAgain, begin, client_ended, ready_pool
 
 PACKAGE = Path(__file__).parents[2] / "spark_broker"
 ROOTS = (PACKAGE, PACKAGE.parent / "jobs", PACKAGE.parent / "pyspark_spark_broker")
-STARTERS = {"Thread", "Timer", "start_new_thread", "ThreadPoolExecutor"}
+STARTERS = {"Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ready_pool"}
 POOLS = {
     # Their work's results are taken, each of them, so nothing that it raises is lost.
-    "broker/log_opener.py": "list(pool.map(...))",
-    "driver/controller_loop.py": "the loop waits for each result",
-    "driver/controller_service.py": "_probed",
+    "broker/log_opener.py": ("ThreadPoolExecutor", "list(pool.map(...))"),
+    "driver/controller_loop.py": ("ready_pool", "the loop waits for each result"),
+    "driver/controller_service.py": ("ready_pool", "_probed"),
 }
 
 
@@ -54,7 +54,7 @@ def test_every_thread_of_ours_is_a_worker() -> None:
         and "simulation" not in path.parts  # it has no threads, and a Timer of its own
         and (names := starts(path.read_text(encoding="utf-8")))
     }
-    assert {path: set(names) for path, names in found.items()} == {path: {"ThreadPoolExecutor"} for path in POOLS}
+    assert found == {path: [name] for path, (name, _) in POOLS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +117,26 @@ def test_a_thread_that_cannot_start_is_a_typed_error_that_names_the_limits(monke
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(NoThreadError, match=r"this process has .* threads; .*kernel\.threads-max"):
         begin("six", lambda _: None, lambda: None)
+
+
+@pytest.mark.parametrize("there_are", range(3))
+def test_the_threads_of_a_ready_pool_run_before_there_is_work(monkeypatch: pytest.MonkeyPatch, there_are: int) -> None:
+    """Whoever hands work in meets no limit: he who makes the pool does, however many threads it has got."""
+    start, left = threading.Thread.start, iter(range(there_are))
+
+    def few(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    pool = ready_pool(3, "nine")
+    monkeypatch.setattr(threading.Thread, "start", few)
+    with pytest.raises(NoThreadError):
+        ready_pool(3, "ten")
+    meet = threading.Barrier(3)
+    met = [pool.submit(meet.wait, 10) for _ in range(3)]
+    assert sorted(each.result(10) for each in met) == [0, 1, 2]
+    pool.shutdown()
 
 
 def test_the_error_of_a_client_names_its_thread() -> None:

@@ -55,8 +55,8 @@ class ReplicaFetchers:
         if fetcher:
             fetcher.stop()
         fetcher = self._new_fetcher(leader.host, leader.port, settings, self._on_bug)
-        self._fetchers[leader.id] = fetcher
         fetcher.start()
+        self._fetchers[leader.id] = fetcher
         return fetcher
 
     def _settings(self, broker_id: int, broker_epoch: int) -> FetcherSettings:

@@ -136,8 +136,8 @@ class ConsumerThreads:
                 self._asked_of_group.append(effect)
             case SendHeartbeat():
                 while self._heartbeat_threads < IN_FLIGHT_MAX:
-                    self._heartbeat_threads += 1
                     self._threads.append(self._start(f"{self._name}-heartbeat", self._heartbeats))
+                    self._heartbeat_threads += 1
                 self._heartbeats.append(effect)
             case ReadHistory():
                 if self._history is None:

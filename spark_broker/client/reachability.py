@@ -15,11 +15,12 @@ from spark_broker.errors import (
     BootstrapUnreachableError,
     InconsistentClusterIdError,
     NetworkError,
+    NoThreadError,
     RequestTimedOutError,
     SparkBrokerError,
     ThrottlingQuotaExceededError,
 )
-from spark_broker.threads import Worker
+from spark_broker.threads import Worker, start
 
 CONNECT_TIMEOUT_S = 0.5
 
@@ -73,8 +74,12 @@ class _Probe:
         self._asked = asked
         self._found = AWAY
         self._thread = Worker("probe", self._died, self._look)
-        if self._is_open:
-            self._thread.start()
+        if not self._is_open:
+            return
+        try:
+            start(self._thread)
+        except NoThreadError as error:
+            self._died(error)  # What is known of the address without it is told all the same.
 
     @property
     def _is_open(self) -> bool:
@@ -85,7 +90,8 @@ class _Probe:
         message = self._asked.error.message
         if not self._is_open:
             return _named(self._asked.address, message)
-        self._thread.join(2 * CONNECT_TIMEOUT_S)
+        if self._thread.ident is not None:
+            self._thread.join(2 * CONNECT_TIMEOUT_S)
         return f"{self._asked.address} {self._found} ({message})"
 
     def _died(self, error: BaseException) -> None:

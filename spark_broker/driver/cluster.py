@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -144,6 +144,7 @@ class BrokerCluster:
                 resource=settings.cluster.broker_executor_resource,
                 driver_ports=settings.cluster.driver_ports,
             )
+            undo.callback(host.close)
             cluster = cls(spark, settings, directories, controller, host)
             undo.pop_all()
         return cluster
@@ -223,7 +224,8 @@ class BrokerCluster:
     def add_broker(self) -> int:
         """Start one more broker on a free executor, wait until it is live, and return its id.
 
-        Raises ClusterStartError where no executor is free, and UnsupportedSparkError where it would take the last slot.
+        Raises ClusterStartError where no executor is free, UnsupportedSparkError where it would take the last slot, and
+        NoThreadError.
         """
         self._check_open()
         if self._launcher.free_executors() == 0:
@@ -277,23 +279,38 @@ class BrokerCluster:
             if self._stopped:
                 return
             self._stopped = True
+        _do_all(
+            (
+                self._end_tiering,
+                self._launcher.begin_stop,
+                lambda: self._ask_brokers_to_leave(timeout_s),
+                lambda: self._end_brokers(timeout_s),
+                self._controller.close,
+                self._directories.remove_temporary,
+            )
+        )
+
+    def _end_tiering(self) -> None:
         if self._tiering is not None:
             self._tiering.stop()
-        self._launcher.begin_stop()
-        session_over = self._launcher.session_over
+
+    def _ask_brokers_to_leave(self, timeout_s: float) -> None:
         # The executors of a session that has ended are gone, except that of `local[N]`, which is this process's JVM.
-        if timeout_s > 0 and not (session_over and self._launcher.needs_executors):
+        if timeout_s > 0 and not (self._launcher.session_over and self._launcher.needs_executors):
             self._controller.stop_brokers(timeout_s)
+
+    def _end_brokers(self, timeout_s: float) -> None:
+        session_over = self._launcher.session_over
         # Once the session has ended, no keeper is left that could report the brokers' ends.
         if not self._launcher.stop(0.0 if session_over else timeout_s) and timeout_s > 0 and not session_over:
             logger.warning("brokers did not leave within controlled.shutdown.timeout.ms and were ended by force")
-        self._controller.close()
-        self._directories.remove_temporary()
 
     def _at_exit(self) -> None:
         """Stop the cluster, and the session with it, when the driver's Python ends without `stop`. The ending JVM would
         otherwise start executors, with a flood of errors."""
-        self.stop()
+        _do_all((self.stop, self._end_session))
+
+    def _end_session(self) -> None:
         if not is_stopped(self._spark.sparkContext):
             self._spark.stop()
 
@@ -353,6 +370,21 @@ class BrokerCluster:
             secret=new_secret(),
             earlier_launches=self._controller.earlier_launches,
         )
+
+
+def _do_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Do each step, even if one before it has failed. Raises the first error at the end; later ones are logged."""
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:  # Ctrl-C, too, must not leave the process of the controller behind.
+            if first is None:
+                first = error
+            else:
+                logger.error("the cluster's end failed once more: %s", error, exc_info=error)
+    if first is not None:
+        raise first
 
 
 def _slots_taken(sc: SparkContext, metadata_dir: str | None) -> int:

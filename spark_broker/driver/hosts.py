@@ -18,7 +18,9 @@ class HostListener(Protocol):
         """Spark no longer counts this launch's executor as alive; `run` returns soon."""
 
     def executor_leaving(self, launch: int) -> None:
-        """Spark is about to take this launch's executor away: there is time to leave in order."""
+        """Spark is about to take this launch's executor away: there is time to leave in order. Raises NoThreadError:
+        it was not noted, and is to be said again.
+        """
 
     def session_ended(self) -> None:
         """The Spark application is over: nothing can run any more."""
@@ -36,13 +38,13 @@ class BrokerHost(Protocol):
         """What last went wrong with the tasks that keep brokers; empty: nothing did."""
 
     def open(self, listener: HostListener) -> None:
-        """Begin to watch executors."""
+        """Begin to watch executors. Raises NoThreadError."""
 
     def executors(self) -> list[Executor]:
         """The executors that are alive, and are to stay."""
 
     def run(self, executor: Executor, spec: BrokerSpec) -> BrokerOutcome:
-        """Run one launch there; returns when it has ended, however it ended."""
+        """Run one launch there; returns when it has ended, however it ended. Raises NoThreadError: nothing runs."""
 
     def close(self) -> None:
         """End everything that still runs, by force, and watch no longer."""

@@ -105,7 +105,9 @@ class KeeperConnections(Worker):
         """End every connection, and accept no more."""
         self._closed.set()
         self._waker.close()
-        if self.is_alive():
+        if self.ident is None:
+            self._close_sockets()  # It was never started, and the thread would do it.
+        elif self.is_alive():
             self.join(CLOSE_TIMEOUT_S)
 
     def work(self) -> None:
@@ -118,6 +120,9 @@ class KeeperConnections(Worker):
             self._refuse_the_silent()
         for connection in self._all():
             self._drop(connection)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self._selector.close()
         self._server.close()
         self._wakes.close()

@@ -50,7 +50,7 @@ from spark_broker.driver.keeper_task import (
 )
 from spark_broker.driver.master import is_local, is_loopback
 from spark_broker.errors import SparkBrokerError
-from spark_broker.threads import BeginAgain, Worker, begin
+from spark_broker.threads import BeginAgain, Worker, begin, start
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class KeeperHost:
         self._changed = threading.Condition()
         self._executors: list[Executor] = []
         self._posts: dict[str, _Post] = {}  # by executor id
-        self._leaving: set[int] = set()  # launches whose executor Spark takes away; the listener was notified
+        self._leaving: set[int] = set()  # launches whose executor Spark takes away, once the listener has noted it
         self._listener: HostListener | None = None
         self.trouble = ""
         self._closing = False
@@ -147,11 +147,11 @@ class KeeperHost:
         self._watch = Worker("executors", BeginAgain(self._closed.is_set), self._watch_executors)
 
     def open(self, listener: HostListener) -> None:
-        """Begin to watch executors and to accept keepers."""
+        """Begin to watch executors and to accept keepers. Raises NoThreadError: then close it."""
         self._listener = listener
         self._executors = self._live_executors()
-        self._connections.start()
-        self._watch.start()
+        start(self._connections)
+        start(self._watch)
 
     def executors(self) -> list[Executor]:
         """The executors that are alive, and are to stay."""
@@ -159,7 +159,7 @@ class KeeperHost:
             return list(self._executors)
 
     def run(self, executor: Executor, spec: BrokerSpec) -> BrokerOutcome:
-        """Run one launch there; returns when it has ended, however it ended."""
+        """Run one launch there; returns when it has ended, however it ended. Raises NoThreadError: nothing runs."""
         launch = _Launch(spec)
         with self._changed:
             post = self._posts.get(executor.id) or self._open_post(executor)
@@ -170,7 +170,6 @@ class KeeperHost:
             # No deadline: a broker runs as long as the cluster does. Its end, or its executor's, wakes this thread.
             self._changed.wait_for(lambda: launch.outcome is not None)
             del post.launches[spec.launch]
-            self._leaving.discard(spec.launch)
             post.idle_since_s = time.monotonic()
         return launch.outcome or BrokerOutcome(reason=LOST)
 
@@ -206,9 +205,10 @@ class KeeperHost:
             launch.outcome = BrokerOutcome(reason=LOST, error_message="the cluster was stopped")
 
     def _open_post(self, executor: Executor) -> _Post:
+        """Under the lock, which the new thread awaits. A post that nobody mans would keep its launches for ever."""
         post = _Post(executor)
-        self._posts[executor.id] = post
         begin(f"keeper-{executor.id}", BeginAgain(lambda: self._is_closed(post)), lambda: self._man(post))
+        self._posts[executor.id] = post
         return post
 
     def _man(self, post: _Post) -> None:
@@ -346,18 +346,30 @@ class KeeperHost:
             changed, self._executors = staying != self._executors, staying
             posts = list(self._posts.values())
             lost = [post for post in posts if not post.over and post.executor.id not in alive]
+            self._leaving.intersection_update(number for post in posts for number in post.running)
             going = [number for post in posts if post.executor.id in leaving for number in post.running]
             going = [number for number in going if number not in self._leaving]
-            self._leaving.update(going)
             for post in posts:
                 if post.is_idle or (not post.launches and post.executor.id in leaving):
                     self._send(post, Leave(last=False))
         for post in lost:
             self._lose(post)
         for number in going:
-            self._listener.executor_leaving(number)
+            self._tell_to_leave(number)
         if changed:
             self._listener.executors_changed()
+
+    def _tell_to_leave(self, launch: int) -> None:
+        """Notify the listener, once. What it cannot do now, it is to do after the next look."""
+        if self._listener is None:
+            return
+        try:
+            self._listener.executor_leaving(launch)
+        except SparkBrokerError as error:
+            logger.warning("launch %d cannot leave in order yet: %s", launch, error)
+            return
+        with self._changed:
+            self._leaving.add(launch)
 
     def _lose(self, post: _Post) -> None:
         """The post's executor is gone, and every launch on it."""

@@ -111,9 +111,9 @@ class BrokerLauncher:
 
     def executor_leaving(self, launch: int) -> None:
         logger.warning("launch %d leaves in order: Spark is about to take its executor away", launch)
-        with self._changed:
+        with self._changed:  # The launch's end, which asks whether it moves, waits for the lock.
+            begin(f"leave-{launch}", BeginAgain(self._is_over), lambda: self._stop_broker(launch))
             self._moving.add(launch)
-        begin(f"leave-{launch}", BeginAgain(self._is_over), lambda: self._stop_broker(launch))
 
     def session_ended(self) -> None:
         with self._changed:
@@ -124,13 +124,11 @@ class BrokerLauncher:
     # What the cluster asks.
 
     def add_slot(self) -> int:
-        """Launch one more broker, as soon as an executor is free for it; returns the slot."""
+        """Launch one more broker, as soon as an executor is free for it; returns the slot. Raises NoThreadError."""
         with self._changed:
             invariant(not self._stopping, "a slot is added to a launcher that stops")
             slot = len(self._slots)
-            thread = Worker(f"broker-slot-{slot}", BeginAgain(self._is_over), lambda: self._keep(slot))
-            self._slots.append(thread)
-        thread.start()
+            self._slots.append(begin(f"broker-slot-{slot}", BeginAgain(self._is_over), lambda: self._keep(slot)))
         return slot
 
     @property

@@ -28,7 +28,7 @@ from spark_broker.history.timetable import RunKind, Timetable
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import MetadataResponse, TopicMetadata
 from spark_broker.spark.delta_session import check_delta
-from spark_broker.threads import BeginAgain, Worker
+from spark_broker.threads import BeginAgain, Worker, start
 from spark_broker.times import LATEST
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class TieringSchedule:
         self._thread = Worker("tiering", BeginAgain(self._stopping.is_set), self._run)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises NoThreadError."""
+        start(self._thread)
 
     def stop(self) -> None:
         """End the run that is under way, and wait for its end. A commit of it counts, and is found by the next run."""

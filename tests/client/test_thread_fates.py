@@ -18,6 +18,7 @@ from spark_broker.errors import ClientEndedError, RequestTimedOutError
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest
 from tests.client.fake_broker import FakeCluster, StoreSilently
+from tests.support.no_threads import no_threads
 
 WAIT_S = 20.0
 
@@ -109,6 +110,14 @@ def test_a_probe_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability._Probe, "_look", fail)
     asked = [Unanswered(Address("127.0.0.1", 1), RequestTimedOutError("late"))]
     assert "could not be probed: ValueError" in str(explained(no_broker_answered(asked), asked))
+
+
+def test_without_a_thread_for_a_probe_the_error_is_the_one_that_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [Unanswered(Address("127.0.0.1", 1), RequestTimedOutError("late"))]
+    with no_threads(monkeypatch):
+        error = explained(no_broker_answered(asked), asked)
+    assert isinstance(error, RequestTimedOutError)
+    assert "127.0.0.1:1 could not be probed: NoThreadError" in str(error)
 
 
 def leave() -> None:

@@ -57,6 +57,27 @@ def test_every_thread_of_ours_is_a_worker() -> None:
     assert found == {path: [name] for path, (name, _) in POOLS.items()}
 
 
+def raw_starts(source: str) -> list[str]:
+    """What this module starts by its own `start` method: a Worker's raises RuntimeError where there is no thread."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "start"
+        if not node.args and not node.keywords
+    ]
+
+
+def test_a_driver_and_a_client_meet_a_typed_error_where_there_is_no_thread() -> None:
+    """They begin their threads by `threads.begin` or `threads.start`. No other error would be awaited there."""
+    found = [
+        start
+        for part in ("driver", "history", "client", "cli")
+        for path in (PACKAGE / part).rglob("*.py")
+        for start in raw_starts(path.read_text(encoding="utf-8"))
+    ]
+    assert found == ["self._tiering.start()"], "a schedule, which begins its thread so"
+
+
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PAUSE_S", 0.0)

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from spark_broker.broker.clock import Clock
-from spark_broker.errors import StorageRefusedError
+from spark_broker.errors import ProcessLimitError, SparkBrokerError, StorageRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -30,3 +30,10 @@ class Limits:
                 return
             self._said_ms = now_ms
         logger.warning("this broker has reached a limit of its process, and refuses what does not fit: %s", error)
+
+
+def is_news(before: SparkBrokerError | None, error: SparkBrokerError) -> bool:
+    """Whether something fails for another reason than before. What a limit has left differs each time, and is none."""
+    if type(before) is type(error) and isinstance(error, ProcessLimitError):
+        return False
+    return before is None or before.message != error.message

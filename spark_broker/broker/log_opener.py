@@ -7,9 +7,12 @@ and threads that compete for Python's lock are slower.
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from spark_broker.broker.high_watermarks import SavedHighWatermarks
@@ -17,10 +20,13 @@ from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
 from spark_broker.core.replica import RecoveredLog
-from spark_broker.errors import DamagedLogError, SparkBrokerError
+from spark_broker.errors import DamagedLogError, InvariantError, KafkaStorageError, SparkBrokerError
+from spark_broker.process_limits import limit_reached
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.files import storage_error
 from spark_broker.storage.start_kind import StartKind
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +48,7 @@ def one_by_one(act: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 @dataclass(frozen=True, slots=True)
 class InThreads:
-    """`MapAll` with up to this many threads, which end with the call."""
+    """`MapAll` with up to this many threads: the caller's, and others that end with the call."""
 
     threads: int
 
@@ -50,8 +56,31 @@ class InThreads:
         items = list(items)
         if len(items) <= FEW or self.threads == 1:
             return one_by_one(act, items)
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="recovery") as pool:
-            return list(pool.map(act, items))
+        numbered, results = enumerate(items), dict[int, R]()
+
+        def work() -> None:
+            for at, item in numbered:  # A step of an enumerate is atomic: each item is taken once.
+                results[at] = act(item)
+
+        with ThreadPoolExecutor(self.threads - 1, thread_name_prefix="recovery") as pool:
+            helpers = self._helpers(pool, work)
+            work()  # In this thread, too: at a limit it is the only one.
+            for helper in helpers:
+                helper.result()
+        return [results[at] for at in range(len(items))]
+
+    def _helpers(self, pool: ThreadPoolExecutor, work: Callable[[], None]) -> list[Future[None]]:
+        """Have other threads work, too: as many as the process can have."""
+        helpers: list[Future[None]] = []
+        try:
+            for _ in range(self.threads - 1):
+                helpers.append(pool.submit(work))
+        except (RuntimeError, MemoryError) as error:
+            limit = limit_reached(error)
+            if limit is None:
+                raise
+            logger.warning("only %d of %d threads open logs: %s", 1 + len(helpers), self.threads, limit)
+        return helpers
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +128,20 @@ class LogOpener:
         return crashed or not self._directory.may_have_partition(wanted.topic.name, wanted.number)
 
     def _try_open(self, wanted: WantedLog) -> OpenedLog | SparkBrokerError:
+        """Whatever goes wrong concerns this replica only. A broken invariant ends the process, as everywhere."""
+        what = f"cannot open {wanted.topic.name}-{wanted.number}"
         try:
             return self._open(wanted)
         except SparkBrokerError as error:
             return error
         except OSError as error:
-            return storage_error(error, f"cannot open {wanted.topic.name}-{wanted.number}")
+            return storage_error(error, what)
+        except InvariantError:
+            raise
+        except Exception as error:  # noqa: BLE001 (it is the replica's, and logged as such)
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name}:{at.lineno}"
+            return limit_reached(error) or KafkaStorageError(f"{what}: {error!r} at {where}")
 
     def _open(self, wanted: WantedLog) -> OpenedLog:
         topic, number = wanted.topic, wanted.number
@@ -119,7 +156,7 @@ class LogOpener:
             self._check_end(wanted, log.log_end_offset, high_watermark)
             reached = self._high_watermarks.reached(key, log.log_end_offset)
             return OpenedLog(log, log.state(high_watermark=reached))
-        except (SparkBrokerError, OSError):
+        except Exception:
             log.close(clean=False)
             raise
 

@@ -10,6 +10,8 @@ from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import Fetcher
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import BrokerState, MetadataImage
+from spark_broker.errors import ProcessLimitError
+from spark_broker.process_limits import limit_reached
 
 NewFetcher = Callable[[str, int, FetcherSettings, Callable[[BaseException], None]], Fetcher]
 """Makes the fetcher that pulls from the broker at this host and port."""
@@ -30,8 +32,11 @@ class ReplicaFetchers:
         broker_epoch: int,
         image: MetadataImage,
         partitions: Iterable[tuple[PartitionKey, Partition]],
-    ) -> None:
-        """Follow the leaders that these partitions have now, as this broker with this epoch."""
+    ) -> ProcessLimitError | None:
+        """Follow the leaders that these partitions have now, as this broker with this epoch.
+
+        Where the process can have no thread for one of them, this returns the error, and is to be called again later.
+        """
         wanted: dict[int, dict[PartitionKey, Partition]] = {}
         for key, partition in partitions:
             leader = partition.replica.assignment.leader
@@ -40,9 +45,16 @@ class ReplicaFetchers:
         for leader in set(self._fetchers) - set(wanted):
             self._fetchers.pop(leader).stop()
         settings = self._settings(broker_id, broker_epoch)
+        refused: ProcessLimitError | None = None
         for leader, followed in wanted.items():
             versions = {key: partition.replica.assignment.leader_epoch for key, partition in followed.items()}
-            self._fetcher(image.brokers[leader], settings).follow(followed, versions)
+            try:
+                self._fetcher(image.brokers[leader], settings).follow(followed, versions)
+            except (RuntimeError, MemoryError) as error:
+                refused = limit_reached(error)
+                if refused is None:
+                    raise
+        return refused
 
     def stop(self) -> None:
         for fetcher in self._fetchers.values():
@@ -53,10 +65,10 @@ class ReplicaFetchers:
         if fetcher and fetcher.address == (leader.host, leader.port) and fetcher.settings == settings:
             return fetcher
         if fetcher:
-            fetcher.stop()
+            self._fetchers.pop(leader.id).stop()
         fetcher = self._new_fetcher(leader.host, leader.port, settings, self._on_bug)
         fetcher.start()
-        self._fetchers[leader.id] = fetcher
+        self._fetchers[leader.id] = fetcher  # Afterwards: one that could not start does nothing, for ever.
         return fetcher
 
     def _settings(self, broker_id: int, broker_epoch: int) -> FetcherSettings:

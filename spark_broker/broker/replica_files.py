@@ -20,7 +20,7 @@ from spark_broker.broker.file_jobs import FileJobs, Opening, Removal
 from spark_broker.broker.high_watermarks import SavedHighWatermarks
 from spark_broker.broker.hosted_replicas import HostedReplicas, Outward
 from spark_broker.broker.lease import Lease
-from spark_broker.broker.limits import Limits
+from spark_broker.broker.limits import Limits, is_news
 from spark_broker.broker.log_opener import LogOpener, MapAll, OpenedLog, WantedLog
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
@@ -234,7 +234,7 @@ class ReplicaFiles(HostedReplicas):
             self.refused(error)
         elif isinstance(error, InconsistentTopicIdError):
             self._found_in_place = True
-        if key not in offline or offline[key].message != error.message:
+        if is_news(offline.get(key), error):
             _log_offline(name, error)
         offline[key] = error
 
@@ -367,7 +367,8 @@ class ReplicaFiles(HostedReplicas):
                 self._offline = {**{k: e for k, e in self._offline.items() if k != first}, first: self._offline[first]}
                 self._jobs.add([Opening(first)])
         kept = self._jobs.retry()
-        if first is not None or kept or not (self._recovered and self._seen.has_acceptance(self.image)):
+        done = self._recovered and self._seen.has_acceptance(self.image) and not self._unfollowed
+        if first is not None or kept or not done:
             self._have_worked()
 
     def _let_go(self, partition: Partition, error: SparkBrokerError) -> None:
@@ -465,8 +466,11 @@ class ReplicaFiles(HostedReplicas):
 
     def _follow_leaders(self) -> None:
         """Keep one fetcher for each broker that leads a partition which this broker follows."""
-        self._unfollowed, self._followed_ms = False, self._clock.boottime_ms()
-        self._fetchers.follow(self.broker_id, self.broker_epoch, self.image, self._partitions.items())
+        self._followed_ms = self._clock.boottime_ms()
+        refused = self._fetchers.follow(self.broker_id, self.broker_epoch, self.image, self._partitions.items())
+        self._unfollowed = refused is not None  # `retry` comes back to it.
+        if refused is not None:
+            self.limits.refused(refused)
 
     def check_directory(self) -> None:
         """Raises KafkaStorageError where somebody has removed the broker's directory."""

@@ -14,7 +14,7 @@ from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
 from spark_broker.core.replica import RecoveredLog
 from spark_broker.core.transaction_index import TransactionIndex
-from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageRefusedError, invariant
+from spark_broker.errors import DamagedLogError, KafkaStorageError, StorageRefusedError, invariant
 from spark_broker.protocol.arrow_message import restamp
 from spark_broker.protocol.frame import NO_PRODUCER_ID, ROW_OFFSETS, BatchHeader, Frame
 from spark_broker.protocol.messages import ProducerStateEntry
@@ -97,7 +97,7 @@ class ReplicaLog:
                 self._snapshots.remove_above(self._log.log_end_offset)
                 if self._log.log_start_offset > 0:
                     self._snapshots.read(self._log.log_start_offset)
-        except SparkBrokerError:
+        except Exception:
             self._log.close(clean=False)
             raise
 

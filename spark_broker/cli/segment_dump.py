@@ -13,7 +13,9 @@ from spark_broker.protocol.arrow_message import decode_batch, row_deltas, verify
 from spark_broker.protocol.frame import ENTRY_BYTES, Attributes, BatchHeader, unpack_header
 from spark_broker.protocol.ipc_message import head_length
 from spark_broker.protocol.schema import schema_from_bytes
-from spark_broker.storage.index import EntryIndex, check_chain
+from spark_broker.storage.files import read_whole
+from spark_broker.storage.filesystem import LOCAL
+from spark_broker.storage.index import INDEX_BYTES_MAX, EntryIndex, check_chain
 from spark_broker.storage.segment import ARROW_SUFFIX, INDEX_SUFFIX, segment_paths
 
 PREFIX_BYTES = 8
@@ -58,7 +60,7 @@ def read_segment(directory: Path, base_offset: int) -> Iterator[DumpedBatch]:
     """The batches of a segment, in order, damaged ones included. Raises DamagedLogError where the index is unusable."""
     arrow_path, index_path = segment_paths(directory, base_offset)
     try:
-        packed = index_path.read_bytes()
+        packed = read_whole(LOCAL, index_path, INDEX_BYTES_MAX)
         # A broker may be writing: a last entry that is there only in part is not an entry yet.
         index = EntryIndex.from_bytes(packed[: len(packed) // ENTRY_BYTES * ENTRY_BYTES])
         with arrow_path.open("rb") as file:
@@ -75,7 +77,7 @@ def read_segment(directory: Path, base_offset: int) -> Iterator[DumpedBatch]:
 
 def chain_problem(directory: Path, base_offset: int) -> str:
     """What is wrong with a segment's index as a whole: gaps in offsets or positions. Empty when nothing is."""
-    packed = segment_paths(directory, base_offset)[1].read_bytes()
+    packed = read_whole(LOCAL, segment_paths(directory, base_offset)[1], INDEX_BYTES_MAX)
     index = EntryIndex.from_bytes(packed[: len(packed) // ENTRY_BYTES * ENTRY_BYTES])
     if not len(index):
         return "the index is empty"

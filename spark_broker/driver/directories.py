@@ -11,6 +11,7 @@ from pathlib import Path
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import DamagedLogError, InvalidConfigError, LogDirectoryNotUsableError
 from spark_broker.storage.directory_meta import read_meta
+from spark_broker.storage.files import is_refusal, storage_error
 from spark_broker.storage.filesystem import current_user
 from spark_broker.storage.slots import SLOT_PREFIX
 
@@ -55,7 +56,8 @@ def lasting_metadata_dir(config: ClusterConfig) -> str | None:
 def cluster_ids_in(log_dirs: str) -> list[str]:
     """The clusters whose log directories lie there, as far as this machine sees them.
 
-    Damaged ones are left out: brokers pass them over. Raises LogDirectoryNotUsableError.
+    Those that are damaged, or cannot be read, are left out: brokers pass them over. Raises LogDirectoryNotUsableError,
+    StorageRefusedError.
     """
     ids = set()
     for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*"):
@@ -67,6 +69,11 @@ def cluster_ids_in(log_dirs: str) -> list[str]:
             continue  # A file with the name of a directory.
         except DamagedLogError as error:
             logger.error("%s: %s", path, error.message)
+            continue
+        except OSError as error:
+            if is_refusal(error):  # Out of descriptors, say: that is nothing of this directory's.
+                raise storage_error(error, str(path)) from error
+            logger.error("%s: %s", path, error)  # Its disk fails: its brokers pass it over, too.
             continue
         if meta is not None:
             ids.add(meta.cluster_id)

@@ -108,10 +108,10 @@ def end_claim_of(url: str, run: str) -> None:
 
 def read_claim(store: ClaimStore) -> Claim | None:
     """The claim; None where there is none. A file that is no claim counts as none, and keeps no cluster out."""
-    data = store.read(CLAIM)
     try:
+        data = store.read(CLAIM)
         return None if data is None else msgspec.json.decode(data, type=Claim)
-    except UNDECODABLE as error:
+    except (MetadataStoreError, *UNDECODABLE) as error:
         logger.warning("%s: %s is no claim: %s", store, CLAIM, error)
         return None
 

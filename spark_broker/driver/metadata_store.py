@@ -18,8 +18,8 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 
 from spark_broker.driver.store_reserve import RESERVE_PREFIX, TEMPORARY_PREFIX, Reserve, new_path, remove
-from spark_broker.errors import MetadataStoreError
-from spark_broker.storage.files import is_full
+from spark_broker.errors import DamagedLogError, MetadataStoreError
+from spark_broker.storage.files import is_full, read_whole
 from spark_broker.storage.filesystem import LOCAL
 
 PROBE_PREFIX = ".probe-"
@@ -36,7 +36,7 @@ class MetadataStore(Protocol):
         """Create the file with these bytes, durably, unless the name exists. False: it exists."""
 
     def read(self, name: str) -> bytes | None:
-        """The file's bytes; None when it does not exist."""
+        """The file's bytes; None when it does not exist. Raises MetadataStoreError for one that cannot be ours."""
 
     def names(self) -> list[str]:
         """The names of all files, sorted."""
@@ -176,10 +176,12 @@ class LocalStore:
 
     def read(self, name: str) -> bytes | None:
         try:
-            return LOCAL.read_bytes(Path(self._path, name))
+            return read_whole(LOCAL, Path(self._path, name))
         except FileNotFoundError:
             os.stat(self._path)  # raises where the directory is gone: the file may exist all the same
             return None
+        except DamagedLogError as error:
+            raise MetadataStoreError(f"{self._path} is damaged: {error.message}") from None
 
     def names(self) -> list[str]:
         return sorted(name for name in os.listdir(self._path) if not name.startswith(RESERVE_PREFIX))

@@ -12,7 +12,7 @@ import msgspec
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.storage.files import write_atomically
+from spark_broker.storage.files import read_whole, write_atomically
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 
 LEADER_EPOCHS_FILE = "leader-epochs.json"
@@ -28,9 +28,10 @@ def write_checkpoint(path: Path, value: object, *, fs: FileSystem = LOCAL) -> No
 
 
 def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
-    """The value; None when there is no such file. Raises DamagedLogError when its CRC is wrong, or it is no file."""
+    """The value; None when there is no such file. Raises DamagedLogError when its CRC is wrong, it is no file or
+    it is too large."""
     try:
-        data = fs.read_bytes(path)
+        data = read_whole(fs, path)
     except FileNotFoundError:
         return None
     except IsADirectoryError as error:

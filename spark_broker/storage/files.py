@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spark_broker.errors import (
+    DamagedLogError,
     KafkaStorageError,
     ProcessLimitError,
     SparkBrokerError,
@@ -22,6 +23,10 @@ from spark_broker.protocol.crc32c import Buffer
 from spark_broker.storage.filesystem import FileSystem, FsyncError
 
 TEMPORARY_SUFFIX = ".tmp"
+
+WHOLE_BYTES_MAX = 256 << 20
+"""Files that are read whole are far smaller. Damage to a file system may give one a size beyond any memory."""
+
 _MAX_BUFFERS = 512
 _COPY_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -100,6 +105,18 @@ def read_fully(fs: FileSystem, fd: int, length: int, position: int) -> bytes:
         data = fs.pread(fd, length - sum(map(len, parts)), position + sum(map(len, parts)))
         parts.append(data)
     return b"".join(parts)
+
+
+def read_whole(fs: FileSystem, path: Path, bytes_max: int = WHOLE_BYTES_MAX) -> bytes:
+    """The whole content of a file. Raises DamagedLogError where it has more than `bytes_max`, and OSError."""
+    check_size(path, fs.size_of(path), bytes_max)
+    return fs.read_bytes(path)
+
+
+def check_size(path: Path, size: int, bytes_max: int = WHOLE_BYTES_MAX) -> None:
+    """Call this before a file is read whole. Raises DamagedLogError where it cannot be one of ours."""
+    if size > bytes_max:
+        raise DamagedLogError(f"{path.name} has {size:,} bytes, and such a file has at most {bytes_max:,}")
 
 
 @contextmanager

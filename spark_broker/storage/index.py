@@ -16,6 +16,9 @@ from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import ENTRY_BYTES, ENTRY_DTYPE, HEADER_BYTES, BatchHeader, pack_entry, unpack_header
 
 Entries = npt.NDArray[np.void]
+INDEX_BYTES_MAX = (1 << 31) - 1
+"""The largest `segment.index.bytes`."""
+
 _FIRST_CAPACITY = 16
 _COVERED_BYTES = HEADER_BYTES - 4  # The entry's CRC covers these bytes. The CRC is the last field of the header.
 

@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from spark_broker.errors import LogDirectoryLockedError
+from spark_broker.errors import DamagedLogError, LogDirectoryLockedError
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.storage.files import opened, write_fully
+from spark_broker.storage.files import opened, read_whole, write_fully
 from spark_broker.storage.filesystem import LOCAL, FileSystem, ProcessIdentity
 
 LOCK_FILE = ".lock"
@@ -91,9 +91,9 @@ def read_holder(directory: Path, *, fs: FileSystem = LOCAL) -> Holder | None:
     It may have ended since: `is_locked` says whether the directory is still held.
     """
     try:
-        value = json.loads(fs.read_bytes(directory / LOCK_FILE))
+        value = json.loads(read_whole(fs, directory / LOCK_FILE))
         return Holder(int(value["pid"]), int(value["start_time"]), int(value["launch"]))
-    except (FileNotFoundError, KeyError, TypeError, *UNDECODABLE):
+    except (FileNotFoundError, DamagedLogError, KeyError, TypeError, *UNDECODABLE):
         return None
 
 

@@ -18,7 +18,7 @@ import msgspec
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.storage.files import opened, write_atomically, write_fully
+from spark_broker.storage.files import opened, read_whole, write_atomically, write_fully
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.start_kind import StartKind
 
@@ -96,7 +96,7 @@ def _encode(slot: _Slot) -> bytes:
 def _read_slots(directory: Path, fs: FileSystem) -> list[_Slot | None]:
     """Both slots, None for a damaged one; empty when there is no file."""
     try:
-        data = fs.read_bytes(directory / LOG_STATE_FILE)
+        data = read_whole(fs, directory / LOG_STATE_FILE)
     except FileNotFoundError:
         return []
     if len(data) != _SLOTS * SLOT_BYTES:

@@ -23,7 +23,7 @@ from spark_broker.core.transaction_index import AbortedTransaction, TransactionI
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.storage.files import TEMPORARY_SUFFIX, write_atomically
+from spark_broker.storage.files import TEMPORARY_SUFFIX, read_whole, write_atomically
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 
 SNAPSHOT_SUFFIX = ".snapshot"
@@ -129,7 +129,7 @@ class ProducerSnapshots:
         """The state at `offset`. Raises DamagedLogError when the snapshot is missing or damaged."""
         path = self._path(offset)
         try:
-            snapshot_offset, states = decode_snapshot(self._fs.read_bytes(path))
+            snapshot_offset, states = decode_snapshot(read_whole(self._fs, path))
         except FileNotFoundError:
             raise DamagedLogError(f"{path.name} is missing") from None
         if snapshot_offset != offset:

@@ -21,9 +21,24 @@ from spark_broker.protocol.arrow_message import verify_stored
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader
 from spark_broker.protocol.ipc_message import END_OF_STREAM, head_length, read_metadata
-from spark_broker.storage.files import TEMPORARY_SUFFIX, opened, read_fully, write_atomically, write_fully
+from spark_broker.storage.files import (
+    TEMPORARY_SUFFIX,
+    check_size,
+    opened,
+    read_fully,
+    write_atomically,
+    write_fully,
+)
 from spark_broker.storage.filesystem import FileSystem
-from spark_broker.storage.index import EntryIndex, check_chain, count_below, end_position, header_at, pack_entries
+from spark_broker.storage.index import (
+    INDEX_BYTES_MAX,
+    EntryIndex,
+    check_chain,
+    count_below,
+    end_position,
+    header_at,
+    pack_entries,
+)
 from spark_broker.storage.log_state import LogState
 from spark_broker.storage.segment import (
     ARROW_SUFFIX,
@@ -113,6 +128,12 @@ def _bytes_at(fs: FileSystem, path: Path, position: int, length: int) -> bytes:
         return read_fully(fs, fd, length, position)
 
 
+def _index_of(fs: FileSystem, index_path: Path, length: int) -> EntryIndex:
+    """The first `length` bytes of an index file, a whole number of entries. Raises DamagedLogError, OSError."""
+    check_size(index_path, length, INDEX_BYTES_MAX)
+    return EntryIndex.from_bytes(_bytes_at(fs, index_path, 0, length))
+
+
 def _truncate(fs: FileSystem, path: Path, length: int) -> None:
     """Cut the file durably: a later crash of the machine must not bring back what was cut."""
     size = fs.size_of(path)
@@ -154,7 +175,7 @@ def _last(fs: FileSystem, directory: Path, base_offset: int, start: StartKind, r
     count = index_size // ENTRY_BYTES
     if arrow_size < 0 or count <= 0 or (index_size % ENTRY_BYTES and not crashed):
         raise DamagedLogError(f"segment {base_offset} has files of {arrow_size} and {index_size} bytes")
-    index = EntryIndex.from_bytes(_bytes_at(fs, index_path, 0, count * ENTRY_BYTES))
+    index = _index_of(fs, index_path, count * ENTRY_BYTES)
     check_chain(index.entries, base_offset)
     end = end_position(index.entries)
     if arrow_size < end:
@@ -290,7 +311,7 @@ def _synced_entries(fs: FileSystem, directory: Path, base_offset: int, recovery_
     size = fs.size_of(index_path)
     if size < ENTRY_BYTES:
         raise DamagedLogError(f"{index_path.name} has {size} bytes; it was synced up to offset {recovery_point}")
-    whole = EntryIndex.from_bytes(_bytes_at(fs, index_path, 0, size - size % ENTRY_BYTES))
+    whole = _index_of(fs, index_path, size - size % ENTRY_BYTES)
     # Entries past the recovery point may be garbage, in any order. Take the entries that lead up to it, one by one.
     entries, expected, count = whole.entries, base_offset, 0
     while count < len(entries) and expected < recovery_point:

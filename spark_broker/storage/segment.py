@@ -23,11 +23,13 @@ from spark_broker.storage.files import (
     is_refusal,
     opened,
     read_fully,
+    read_whole,
     storage_error,
     write_fully,
 )
 from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.index import (
+    INDEX_BYTES_MAX,
     Entries,
     EntryIndex,
     check_chain,
@@ -179,7 +181,7 @@ class Segment:
 
     def _load_index(self) -> EntryIndex:
         """Load and check the whole index of a sealed segment: entries are served without reading their batches."""
-        data = self.fs.read_bytes(self.index_path)
+        data = read_whole(self.fs, self.index_path, INDEX_BYTES_MAX)
         if not data or len(data) % ENTRY_BYTES:
             raise DamagedLogError(f"{self.index_path.name} has {len(data)} bytes")
         index = EntryIndex.from_bytes(data)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from pathlib import Path
 from types import MappingProxyType
+
+import pytest
 
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_opener import InThreads
 from spark_broker.broker.membership import Membership, SessionEvents
+from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.config import load_cluster_settings
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, TopicState
+from spark_broker.core.replica import RecoveredLog
 from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.frame import ENTRY_BYTES
 from spark_broker.protocol.messages import RegisterBrokerResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.directory import LogDirectory
@@ -148,3 +154,89 @@ def test_a_broker_is_ready_when_its_logs_are_open_and_not_before(tmp_path: Path)
     assert (early.ready, late.ready) == (False, True)
     assert early.metadata_offset < late.metadata_offset == NEXT_OFFSET
     second.crash()
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_where_threads_cannot_be_started_logs_are_opened_with_those_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """Story: a topic was made while the brokers were at their limit of threads. All brokers with more than eight of its
+    partitions ended at the same moment.
+    """
+    started = 0
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal started
+        if thread.name.startswith("recovery"):
+            started += 1
+            if started > allowed:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    broker = Started(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    broker.manager.apply(image(12))
+    assert started > 0
+    assert sorted(partition.key[1] for partition in broker.manager.partitions()) == list(range(12))
+    broker.append_to_all()
+    broker.crash()
+
+
+HUGE = ENTRY_BYTES << 36
+"""Bytes, more than any memory has. Damage to a file system may leave a file with such a size."""
+
+
+@pytest.mark.parametrize(
+    "name", ["leader-epochs.json", "partition.json", "log-state.json", "compaction.json", f"{0:020d}.index"]
+)
+@pytest.mark.parametrize("clean", [False, True], ids=["killed", "clean"])
+def test_a_file_whose_size_is_beyond_any_memory_is_damage_to_its_replica(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, clean: bool
+) -> None:
+    """Story: the read of one replica's file raised MemoryError, and its broker ended at each start."""
+    first = Started(tmp_path)
+    first.manager.apply(image(2))
+    first.append_to_all()
+    first.manager.stop(clean=clean)
+    if clean:
+        first.directory.mark_clean()
+    first.directory.release()
+    path = first.directory.path / "t-0" / name
+    path.touch()
+    os.truncate(path, HUGE)
+
+    second = Started(tmp_path, launch=2)
+    second.manager.apply(image(2, leader=-1, epoch=4))
+    second.manager.apply(image(2, epoch=5))
+    assert [partition.key[1] for partition in second.manager.partitions()] == [1]
+    assert (second.directory.path / "t-0.0.damaged").is_dir()
+    assert f"{name} has {HUGE:,} bytes" in caplog.text
+    second.append_to_all()
+    second.crash()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("not foreseen")])
+def test_whatever_goes_wrong_with_one_log_concerns_that_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    state = ReplicaLog.state
+
+    def fail(log: ReplicaLog, *, high_watermark: int) -> RecoveredLog:
+        if log.directory.name == "t-0":
+            raise error
+        return state(log, high_watermark=high_watermark)
+
+    broker = Started(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicaLog, "state", fail)
+        broker.manager.apply(image(2))
+        for _ in range(3):
+            broker.manager.retry()
+        assert broker.manager.offline == {TOPIC_ID: [0]}
+        assert [partition.key[1] for partition in broker.manager.partitions()] == [1]
+    assert caplog.text.count("t-0 is offline, and tried again") == 1, "however often it is tried"
+    broker.manager.retry()
+    assert broker.manager.offline == {}
+    broker.append_to_all()
+    broker.crash()

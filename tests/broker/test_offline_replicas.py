@@ -324,6 +324,30 @@ def test_what_is_opened_is_followed_also_if_only_removals_are_left_to_do(broker:
     assert broker.fetcher.keys == {broker.key("new1"), broker.key("new2")}
 
 
+def test_a_leader_for_whose_fetcher_there_is_no_thread_is_followed_later(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: a new topic's leader was a broker that this one did not follow yet. At its limit of threads, it ended."""
+
+    def refuse(_: Followed) -> None:
+        raise RuntimeError("can't start new thread")
+
+    broker.led_elsewhere.add("new")
+    broker.topics["new"] = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(Followed, "start", refuse)
+        broker.apply()
+        broker.work()
+        broker.retry()
+    fetcher = broker.fetcher
+    assert fetcher is not None
+    assert fetcher.keys == frozenset(), "it was not started"
+    broker.retry()
+    assert broker.fetcher is not None
+    assert broker.fetcher.keys == {broker.key("new")}
+    assert broker.write("old", b"b") == 1
+
+
 def test_a_failed_fsync_of_a_new_replica_still_ends_the_broker(broker: Broker) -> None:
     """Known bug 27, also where the error is that of a full disk."""
     broker.fs.fail_next("fsync", errno.ENOSPC)

@@ -32,6 +32,13 @@ def test_a_write_that_dies_before_the_rename_leaves_the_old_value(
     assert read_leader_epochs(tmp_path) == [(1, 2)]
 
 
+def test_a_file_that_is_larger_than_any_memory_is_damaged(tmp_path: Path) -> None:
+    write_leader_epochs(tmp_path, [(1, 2)])
+    os.truncate(tmp_path / LEADER_EPOCHS_FILE, 1 << 43)
+    with pytest.raises(DamagedLogError, match=r"leader-epochs\.json has 8,796,093,022,208 bytes"):
+        read_leader_epochs(tmp_path)
+
+
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     write_leader_epochs(tmp_path, [(1, 2)])
     path = tmp_path / LEADER_EPOCHS_FILE

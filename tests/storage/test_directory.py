@@ -235,7 +235,11 @@ def made_a_fifo(meta: Path) -> None:
     os.mkfifo(meta)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, emptied, made_a_directory, made_a_fifo])
+def made_huge(meta: Path) -> None:
+    os.truncate(meta, 1 << 43)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, emptied, made_a_directory, made_a_fifo, made_huge])
 def test_a_directory_that_does_not_say_whose_it_is_is_passed_over_and_stays(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:

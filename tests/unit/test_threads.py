@@ -18,7 +18,7 @@ ROOTS = (PACKAGE, PACKAGE.parent / "jobs", PACKAGE.parent / "pyspark_spark_broke
 STARTERS = {"Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ready_pool"}
 POOLS = {
     # Their work's results are taken, each of them, so nothing that it raises is lost.
-    "broker/log_opener.py": ("ThreadPoolExecutor", "list(pool.map(...))"),
+    "broker/log_opener.py": ("ThreadPoolExecutor", "helper.result()"),
     "driver/controller_loop.py": ("ready_pool", "the loop waits for each result"),
     "driver/controller_service.py": ("ready_pool", "_probed"),
 }

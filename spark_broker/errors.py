@@ -350,6 +350,15 @@ class SyncFailedError(KafkaStorageError):
     refresh_metadata = True
 
 
+class UnreadableLogError(KafkaStorageError):
+    """Stored bytes of a replica could not be read, twice. Clients get KAFKA_STORAGE_ERROR."""
+
+    code = 1032
+    retriable = True
+    refresh_metadata = True
+    hint = "No other replica in sync has these bytes: mend the disk that the message names, or seek past them."
+
+
 class UnknownProducerIdError(SparkBrokerError):
     """The broker has no state for this producer id and the batch is not its first."""
 

@@ -16,6 +16,7 @@ from spark_broker.core.replica import Role
 from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageRefusedError
 from spark_broker.storage.cleaner import Cleaner, PassPlan, Swap
 from spark_broker.storage.files import storage_error
+from spark_broker.storage.filesystem import ReadError
 from spark_broker.storage.segment import Segment
 from spark_broker.storage.segment_swap import discard_compacted
 
@@ -54,6 +55,8 @@ class PartitionCompaction:
         with self._partition.lock:
             if not self._partition.topic.is_compacted or not self._is_active:
                 return None
+            if self._partition.is_unreadable:
+                return None  # The next pass would end there, too.
             now_ms, cleaned = self._clock.wall_ms(), self._log.cleaned
             dirt = _dirt(self._segments(now_ms), cleaned.clean_to)
             policy = self._partition.topic.compaction_policy
@@ -153,21 +156,23 @@ class PartitionCompaction:
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
-        """A file that is gone, or another than it was, is damage only if the log still has its segment."""
+        """A file that is gone, cannot be read, or is another than it was, matters only if the log has its segment."""
         try:
             yield
-        except (FileNotFoundError, DamagedLogError) as error:
+        except (FileNotFoundError, ReadError, DamagedLogError) as error:
             self._judge(error)
         except OSError as error:
             self._failed(storage_error(error, f"compaction of {self._partition}"))
         except (KafkaStorageError, StorageRefusedError) as error:
             self._failed(error)
 
-    def _judge(self, error: FileNotFoundError | DamagedLogError) -> NoReturn:
+    def _judge(self, error: FileNotFoundError | ReadError | DamagedLogError) -> NoReturn:
         with self._partition.lock:
             if not self._is_active or (self._waiting and not self._log.holds(self._waiting)):
                 raise AbandonedError(f"the log has changed meanwhile: {error}") from error
-        self._failed(error if isinstance(error, DamagedLogError) else DamagedLogError(f"a file is gone: {error}"))
+        if isinstance(error, FileNotFoundError):
+            self._failed(DamagedLogError(f"a file is gone: {error}"))
+        self._failed(storage_error(error, f"{self._partition}") if isinstance(error, ReadError) else error)
 
     def _failed(self, error: SparkBrokerError) -> NoReturn:
         """The disk has failed, or damage was met. A pass without room has changed nothing."""
@@ -178,7 +183,7 @@ class PartitionCompaction:
         def fail() -> NoReturn:
             raise error
 
-        self._partition.guard_storage(fail)
+        self._partition.guard_storage(fail, reads=True)
 
 
 def _dirt(segments: tuple[Segment, ...], clean_to: int) -> Dirt:

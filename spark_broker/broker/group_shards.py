@@ -193,7 +193,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         """Take what transactions have written since the last time, and the topics as they are now."""
         log, taken_to = led.partition.log, led.read_to
         if taken_to < log.log_end_offset:
-            for header in led.partition.guard_storage(lambda: list(log.headers(taken_to))):
+            for header in led.partition.guard_storage(lambda: list(log.headers(taken_to)), reads=True):
                 if header.base_offset >= taken_to and header.attributes & (CONTROL | TRANSACTIONAL):
                     for frame in led.partition.read_log(header.base_offset, header.length, header.next_offset):
                         self._replay(led, frame)

@@ -17,6 +17,7 @@ from spark_broker.errors import (
     NotLeaderOrFollowerError,
     SparkBrokerError,
     StorageRefusedError,
+    UnreadableLogError,
 )
 
 if TYPE_CHECKING:
@@ -34,20 +35,27 @@ class GuardedStorage(ABC):
         self.lock = StateLock()
         self._log = log
         self._events = events
+        self.is_unreadable = False
+        """Whether bytes of this replica, which is the only copy, could not be read. It serves the rest."""
 
     @abstractmethod
     def stop(self, error: SparkBrokerError) -> None:
         """Take the replica offline; appends that wait are refused with `error`."""
 
-    def guard_storage(self, act: Callable[[], T]) -> T:
+    def guard_storage(self, act: Callable[[], T], *, reads: bool = False) -> T:
         """A failing disk takes the replica offline, and so does damage. A full disk only makes `act` fail; where that
-        has left the log unusable, the replica is offline until its log is opened anew."""
+        has left the log unusable, the replica is offline until its log is opened anew.
+
+        `reads`: it changes nothing, and the log can do without what it reads.
+        """
         try:
             return act()
         except StorageRefusedError as error:
             self._events.on_refused(error)
             self.give_up_if_unusable(error)
             raise
+        except UnreadableLogError as error:
+            raise self._unreadable(error, reads=reads) from error
         except (KafkaStorageError, DamagedLogError) as error:
             raise self._broken(error) from error
 
@@ -64,7 +72,20 @@ class GuardedStorage(ABC):
         if self._log.is_unusable:
             self._give_up(error)
 
-    def _give_up(self, error: StorageRefusedError) -> None:
+    def _unreadable(self, error: UnreadableLogError, *, reads: bool) -> SparkBrokerError:
+        """What cannot be read is damage where another replica has it. The only copy serves what can be read; where it
+        cannot do without the rest, its log is opened anew. Returns the error for the caller."""
+        with self.lock:
+            if self.replica.has_other_copy and self._events.on_damage is not None:
+                return self._broken(DamagedLogError(error.message))
+            if not reads or self._log.is_unusable:
+                self._give_up(error)
+            elif not self.is_unreadable and self.replica.role is not Role.STOPPED:
+                self.is_unreadable = True
+                cast("Partition", self).lines.unreadable(error)
+        return KafkaStorageError(error.message, hint=error.hint)
+
+    def _give_up(self, error: SparkBrokerError) -> None:
         """Stop until the log can be opened anew."""
         with self.lock:
             if self.replica.role is not Role.STOPPED:

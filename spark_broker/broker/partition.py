@@ -295,12 +295,12 @@ class Partition(GuardedStorage):
         return header.next_offset
 
     def read_log(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
-        """Read outside the lock. An error stops the replica, so that it does not lead on until the next write fails."""
-        return self.guard_storage(lambda: self._log.read(offset, max_bytes, end_offset))
+        """Read outside the lock. An error stops the replica where another one can lead in its place."""
+        return self.guard_storage(lambda: self._log.read(offset, max_bytes, end_offset), reads=True)
 
     def locate(self, offset: int, max_bytes: int, end_offset: int) -> list[StoredRun]:
         """Where the batches lie that `read_log` would return. Outside the lock."""
-        return self.guard_storage(lambda: self._log.locate(offset, max_bytes, end_offset))
+        return self.guard_storage(lambda: self._log.locate(offset, max_bytes, end_offset), reads=True)
 
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int]
@@ -333,7 +333,7 @@ class Partition(GuardedStorage):
         """The state that a follower needs to begin at this log's start."""
         with self.lock.reading:
             self.replica.check_leader(leader_epoch)
-            producers = self.guard_storage(self._log.producers_at_log_start)
+            producers = self.guard_storage(self._log.producers_at_log_start, reads=True)
             start, epochs = self.replica.log_start_offset, self.replica.epochs.to_pairs()
             return ReplicaStateResponse(start, epochs, producers, self.replica.purge_offset)
 

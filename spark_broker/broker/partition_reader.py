@@ -121,7 +121,8 @@ class PartitionReader:
 
     def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""
-        return self._partition.guard_storage(lambda: self._partition.log.extent(start, end, max_bytes))
+        partition = self._partition
+        return partition.guard_storage(lambda: partition.log.extent(start, end, max_bytes), reads=True)
 
     def read(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
         """Committed batches of records, if any, from the one that holds `offset` on, without markers.
@@ -183,7 +184,8 @@ class PartitionReader:
             self._partition.check_lease(writing=False)
             end = replica.latest_offset(leader_epoch, read_committed=read_committed)
             leader_epoch = replica.assignment.leader_epoch
-            header = self._partition.guard_storage(lambda: self._partition.log.header_for_timestamp(timestamp_us))
+            log = self._partition.log
+            header = self._partition.guard_storage(lambda: log.header_for_timestamp(timestamp_us), reads=True)
             if header is None or header.base_offset >= end:
                 return None
             position = header.base_offset

@@ -140,6 +140,11 @@ class ReplicaLines:
         text = f"{what} in leader epoch %(leader_epoch)d, log end %(offset)d: %(why)s"
         self._line(logging.ERROR, text, why=str(why))
 
+    def unreadable(self, why: object) -> None:
+        """It is the only copy, and a part of it cannot be read."""
+        text = "a part cannot be read, and no other replica has it; the rest is served: %(why)s"
+        self._line(logging.ERROR, text, why=str(why))
+
     def truncated(self, began: int, why: str) -> None:
         """Its log ended at `began`, and ends at `offset` now."""
         text = "truncated from %(old_offset)d to %(offset)d: %(why)s"

@@ -552,6 +552,13 @@ class Replica(Machine[ReplicaStanding]):
         self._follow_log(log)
 
     @property
+    def has_other_copy(self) -> bool:
+        """Whether another replica has all that is committed, so that this one can be rebuilt from it."""
+        if self.role is Role.LEADER:
+            return any(member != self.me for member in self.assignment.isr)
+        return self.role is Role.FOLLOWER and self.assignment.leader not in (-1, self.me)
+
+    @property
     def first_offset(self) -> int:
         """The first offset that readers are given. Batches go whole: that of this offset may have deleted records.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import tempfile
@@ -63,17 +64,16 @@ def cluster_ids_in(log_dirs: str) -> list[str]:
     for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*"):
         try:
             meta = read_meta(path)
-        except PermissionError as error:
-            raise LogDirectoryNotUsableError(f"log.dirs {log_dirs}: {error} for {current_user()}") from error
-        except NotADirectoryError:
-            continue  # A file with the name of a directory.
         except DamagedLogError as error:
             logger.error("%s: %s", path, error.message)
             continue
         except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise LogDirectoryNotUsableError(f"log.dirs {log_dirs}: {error} for {current_user()}") from error
             if is_refusal(error):  # Out of descriptors, say: that is nothing of this directory's.
                 raise storage_error(error, str(path)) from error
-            logger.error("%s: %s", path, error)  # Its disk fails: its brokers pass it over, too.
+            if error.errno != errno.ENOTDIR:  # That is a file with the name of a directory.
+                logger.error("%s: %s", path, error)  # Its disk fails: brokers pass it over, too.
             continue
         if meta is not None:
             ids.add(meta.cluster_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.files import read_whole, write_atomically
-from spark_broker.storage.filesystem import LOCAL, FileSystem
+from spark_broker.storage.filesystem import LOCAL, FileSystem, ReadError
 
 LEADER_EPOCHS_FILE = "leader-epochs.json"
 HIGH_WATERMARKS_FILE = "high-watermarks.json"
@@ -34,7 +35,9 @@ def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
         data = read_whole(fs, path)
     except FileNotFoundError:
         return None
-    except IsADirectoryError as error:
+    except ReadError as error:
+        if error.errno != errno.EISDIR:
+            raise
         raise DamagedLogError(f"{path.name} is a directory") from error
     crc, _, text = data.removesuffix(b"\n").partition(b"\n")
     if crc != b"%08x" % crc32c(text):

@@ -7,9 +7,10 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from spark_broker.errors import (
     DamagedLogError,
@@ -18,9 +19,12 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageFullError,
     SyncFailedError,
+    UnreadableLogError,
 )
 from spark_broker.protocol.crc32c import Buffer
-from spark_broker.storage.filesystem import FileSystem, FsyncError
+from spark_broker.storage.filesystem import FileSystem, FsyncError, ReadError
+
+T = TypeVar("T")
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -48,6 +52,8 @@ def storage_error(error: OSError, what: str) -> SparkBrokerError:
     message = f"{what}: {error}"
     if isinstance(error, FsyncError):
         return SyncFailedError(message)
+    if isinstance(error, ReadError):
+        return UnreadableLogError(message)
     if is_full(error):
         return StorageFullError(message)
     if error.errno == errno.EFBIG:
@@ -107,10 +113,36 @@ def read_fully(fs: FileSystem, fd: int, length: int, position: int) -> bytes:
     return b"".join(parts)
 
 
+def reading(path: Path, read: Callable[[], T]) -> T:
+    """Read from this file. Where that fails, it is repeated once: errors of a disk may pass.
+
+    Raises ReadError when it fails again; FileNotFoundError and the error of a limit at once, as they are.
+    """
+    try:
+        return read()
+    except OSError as error:
+        if not _is_failure(error):
+            raise
+    try:
+        return read()
+    except OSError as error:
+        if not _is_failure(error):
+            raise
+        raise ReadError(error.errno, error.strerror, error.filename or str(path)) from error
+
+
+def _is_failure(error: OSError) -> bool:
+    return not isinstance(error, FileNotFoundError) and not is_refusal(error)
+
+
 def read_whole(fs: FileSystem, path: Path, bytes_max: int = WHOLE_BYTES_MAX) -> bytes:
     """The whole content of a file. Raises DamagedLogError where it has more than `bytes_max`, and OSError."""
-    check_size(path, fs.size_of(path), bytes_max)
-    return fs.read_bytes(path)
+
+    def read() -> bytes:
+        check_size(path, fs.size_of(path), bytes_max)
+        return fs.read_bytes(path)
+
+    return reading(path, read)
 
 
 def check_size(path: Path, size: int, bytes_max: int = WHOLE_BYTES_MAX) -> None:
@@ -127,6 +159,16 @@ def opened(fs: FileSystem, path: Path, flags: int) -> Iterator[int]:
         yield fd
     finally:
         fs.close(fd)
+
+
+def read_range(fs: FileSystem, path: Path, length: int, position: int) -> bytes:
+    """As `read_fully`, of a file that is not open. Raises as `reading` does."""
+
+    def read() -> bytes:
+        with opened(fs, path, os.O_RDONLY) as fd:
+            return read_fully(fs, fd, length, position)
+
+    return reading(path, read)
 
 
 def write_atomically(fs: FileSystem, path: Path, data: bytes) -> None:
@@ -147,12 +189,9 @@ def write_atomically(fs: FileSystem, path: Path, data: bytes) -> None:
 
 def copy_prefix(fs: FileSystem, source: Path, target: Path, length: int) -> None:
     """A new, synced file with the first `length` bytes of another."""
-    with (
-        opened(fs, source, os.O_RDONLY) as source_fd,
-        opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target_fd,
-    ):
+    with opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target_fd:
         for position in range(0, length, _COPY_BYTES):
-            data = read_fully(fs, source_fd, min(_COPY_BYTES, length - position), position)
+            data = read_range(fs, source, min(_COPY_BYTES, length - position), position)
             write_fully(fs, target_fd, [data], position)
         fs.fsync(target_fd)
 

@@ -47,6 +47,10 @@ class FsyncError(OSError):
     """An fsync failed, of a file or of a directory. Whatever its errno is, what was written may be lost."""
 
 
+class ReadError(OSError):
+    """What is stored could not be read, whatever the errno is. Nothing that was written is in doubt."""
+
+
 class FileSystem(Protocol):
     """Operations raise OSError (FileNotFoundError, FileExistsError, ENOSPC, EIO, ...) as the system calls do.
 

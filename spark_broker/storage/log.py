@@ -228,7 +228,7 @@ class PartitionLog:
         """Whole batches from the one that contains `offset` on, all of them below `end_offset` (exclusive).
 
         The first batch may be larger than `max_bytes`; otherwise the batches have at most `max_bytes` in all. Messages
-        are views of checked bytes (CRC). Raises OffsetOutOfRangeError, DamagedLogError or KafkaStorageError.
+        are views of checked bytes (CRC). Raises OffsetOutOfRangeError, DamagedLogError or UnreadableLogError.
         """
         return self._consistently(lambda view: view.read(offset, max_bytes, end_offset))
 
@@ -269,14 +269,14 @@ class PartitionLog:
         except (DamagedLogError, FileNotFoundError):
             pass  # A cut or a deletion may have run meanwhile. None can while this thread holds `_cut_lock`.
         except OSError as error:
-            self._fail("read", error)
+            raise storage_error(error, f"read in {self.directory}") from error
         with self._cut_lock:
             try:
                 return read(self.view())
             except FileNotFoundError as error:
                 raise DamagedLogError(f"a file of the log in {self.directory} is gone: {error}") from None
             except OSError as error:
-                self._fail("read", error)
+                raise storage_error(error, f"read in {self.directory}") from error
 
     def truncate_to(self, offset: int) -> None:
         """Cut the log at `offset`, or before the batch that contains it. A log that ends there or earlier stays as is.
@@ -489,7 +489,7 @@ class PartitionLog:
             self._unusable = error
             raise error
         refused = storage_error(error, f"{action} in {self.directory}")
-        changes_nothing = action == "read" or (action != "restart" and not isinstance(refused, ProcessLimitError))
+        changes_nothing = action != "restart" and not isinstance(refused, ProcessLimitError)
         if not (is_refusal(error) and changes_nothing):
             self._unusable = refused
         raise refused from error

@@ -24,7 +24,7 @@ from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.files import TEMPORARY_SUFFIX, read_whole, write_atomically
-from spark_broker.storage.filesystem import LOCAL, FileSystem
+from spark_broker.storage.filesystem import LOCAL, FileSystem, ReadError
 
 SNAPSHOT_SUFFIX = ".snapshot"
 VERSION = 1
@@ -137,17 +137,17 @@ class ProducerSnapshots:
         return states
 
     def newest(self, first: int, last: int) -> tuple[int, ProducerStates] | None:
-        """The newest undamaged snapshot from offset `first` to `last`, both inclusive; None when there is none.
+        """The newest whole snapshot from offset `first` to `last`, both inclusive; None when there is none.
 
-        A damaged snapshot is skipped: a replay of the log from an older one gives the same state.
+        One that is damaged, or cannot be read, is skipped: a replay of the log from an older one gives the same state.
         """
         for offset in reversed(self._offsets[: bisect_right(self._offsets, last)]):
             if offset < first:
                 break
             try:
                 return offset, self.read(offset)
-            except DamagedLogError as error:
-                logger.warning("%s: %s; an older one is used", self._directory.name, error.message)
+            except (DamagedLogError, ReadError) as error:
+                logger.warning("%s: %s; an older one is used", self._directory.name, error)
         return None
 
     def remove_above(self, offset: int) -> None:

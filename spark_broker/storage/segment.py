@@ -23,7 +23,9 @@ from spark_broker.storage.files import (
     is_refusal,
     opened,
     read_fully,
+    read_range,
     read_whole,
+    reading,
     storage_error,
     write_fully,
 )
@@ -198,7 +200,8 @@ class Segment:
     def read(self, entries: Entries, start: int, stop: int) -> list[Frame]:
         """Batches `start` up to `stop` of the snapshot, in one read, CRCs checked.
 
-        Raises DamagedLogError when the bytes are not the batches', FileNotFoundError when the segment has been deleted.
+        Raises DamagedLogError when the bytes are not the batches', FileNotFoundError when the segment has been deleted,
+        and ReadError.
         """
         return self.read_run(entries, start, stop)[0]
 
@@ -216,7 +219,7 @@ class Segment:
 
     def locate(self, entries: Entries, start: int, stop: int) -> StoredRun:
         """Where batches `start` up to `stop` of the snapshot lie. Raises FileNotFoundError as `read` does."""
-        file_id = self.fs.file_id(self.arrow_path)
+        file_id = reading(self.arrow_path, lambda: self.fs.file_id(self.arrow_path))
         return StoredRun(self.arrow_path, file_id, int(entries["position"][start]), headers_of(entries[start:stop]))
 
     def _pread(self, length: int, position: int) -> bytes:
@@ -224,9 +227,8 @@ class Segment:
         if file is not None:
             with file.pinned() as fd:
                 if fd is not None:
-                    return read_fully(self.fs, fd, length, position)
-        with opened(self.fs, self.arrow_path, os.O_RDONLY) as fd:
-            return read_fully(self.fs, fd, length, position)
+                    return reading(self.arrow_path, lambda: read_fully(self.fs, fd, length, position))
+        return read_range(self.fs, self.arrow_path, length, position)
 
     def append(self, frames: Sequence[Frame]) -> None:
         """Write the messages, then their entries. On a full disk both files are cut back before OSError is raised.

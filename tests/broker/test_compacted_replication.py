@@ -18,7 +18,8 @@ from spark_broker.protocol.arrow_message import encode_batch, row_deltas
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from tests.broker.compacted_partition import RowsOfKeys
-from tests.broker.rig import Outcome, Rig, RigBroker
+from tests.broker.rig import KEY, Outcome, Rig, RigBroker
+from tests.broker.test_damage import make_unreadable
 
 WaitUntil = Callable[..., None]
 Row = tuple[int, bytes, bytes | None]
@@ -302,3 +303,30 @@ def test_the_dirtiest_log_comes_first(tmp_path: Path, make_rig: MakeRig) -> None
     assert cleaner.next_pass() is rig.leader.partition
     rig.compact(rig.leader)
     assert cleaner.next_pass() is None
+
+
+def test_a_pass_that_meets_what_cannot_be_read_has_the_replica_fetched_again(make_rig: MakeRig) -> None:
+    """Story: nobody read that part of a follower's log but compaction, which ended its broker at each start."""
+    rig = make_rig()
+    rig.put((b"k", b"v"))
+    rig.roll()
+    rig.connect()
+    make_unreadable(rig.follower.directory.path / "t-0")
+    rig.compact(rig.follower)
+    rig.follower.manager.quarantine_damaged()
+    assert rig.follower.manager.damage_reports == [(*KEY, 1)]
+
+
+def test_the_only_copy_is_not_compacted_where_it_cannot_be_read(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig()
+    rig.put((b"k", b"v"))
+    rig.roll()
+    make_unreadable(rig.leader.directory.path / "t-0")
+    rig.compact(rig.leader)
+    rig.compact(rig.leader)
+    assert rig.leader.manager.damage_reports == []
+    assert rig.leader.manager.offline == {}
+    assert caplog.text.count("a part cannot be read, and no other replica has it") == 1
+    assert rig.put((b"k", b"w")) > 0

@@ -41,6 +41,18 @@ def flip(directory: Path, suffix: str = ".arrow") -> Path:
     return path
 
 
+def make_unreadable(directory: Path, suffix: str = ".arrow") -> Path:
+    """A disk that fails has some error for each open of that file. This one says ELOOP."""
+    path = min(directory.glob(f"*{suffix}"))
+    path.unlink()
+    path.symlink_to(path.name)
+    return path
+
+
+def left(path: Path) -> bytes | Path:
+    return path.readlink() if path.is_symlink() else path.read_bytes()
+
+
 def replica_directory(broker: RigBroker) -> Path:
     return broker.directory.path / "t-0"
 
@@ -65,13 +77,21 @@ def look_up_time(partition: Partition) -> object:
     ("read", "suffix"),
     [(consume, ".arrow"), (replicate, ".arrow"), (replay, ".arrow"), (look_up_time, ".index"), (consume, ".index")],
 )
+@pytest.mark.parametrize("damage", [flip, make_unreadable])
 def test_a_replica_that_meets_damage_is_set_aside_and_fetched_again(
-    rig: Rig, wait_until: WaitUntil, read: Callable[[Partition], object], suffix: str
+    rig: Rig,
+    wait_until: WaitUntil,
+    read: Callable[[Partition], object],
+    suffix: str,
+    damage: Callable[[Path, str], Path],
 ) -> None:
+    """Story: one sector of one segment could not be read. The broker ended at each read of it, with all its replicas,
+    and the good copies on other brokers were of no use.
+    """
     damaged, new = rig.brokers[0], rig.brokers[1]
     partition, manager = damaged.partition, damaged.manager
-    path = flip(replica_directory(damaged), suffix)
-    rotten = path.read_bytes()
+    path = damage(replica_directory(damaged), suffix)
+    rotten = left(path)
     with pytest.raises(NotLeaderOrFollowerError, match="damaged"):
         read(partition)
     with pytest.raises(NotLeaderOrFollowerError):
@@ -80,7 +100,7 @@ def test_a_replica_that_meets_damage_is_set_aside_and_fetched_again(
     manager.quarantine_damaged()
     assert (manager.damage_reports, manager.find(*KEY)) == ([(*KEY, 1)], None)
     aside = damaged.directory.path / "t-0.0.damaged"
-    assert (aside / path.name).read_bytes() == rotten
+    assert left(aside / path.name) == rotten
     rig.publish(leader=1, leader_epoch=1, partition_epoch=1, isr=(1, 2))
     manager.damage_heard(1)
     new.await_proposal({0, 1, 2})
@@ -149,8 +169,11 @@ def read_all(cluster: ProcessCluster, tp: TopicPartition, count: int) -> list[by
     return values
 
 
-def test_a_consumer_reads_every_record_of_a_log_whose_leader_is_damaged(process_cluster: ProcessCluster) -> None:
-    cluster, tp = process_cluster, TopicPartition("rotten", 0)
+@pytest.mark.parametrize("damage", [flip, make_unreadable])
+def test_a_consumer_reads_every_record_of_a_log_whose_leader_is_damaged(
+    process_cluster: ProcessCluster, damage: Callable[[Path], Path]
+) -> None:
+    cluster, tp = process_cluster, TopicPartition(damage.__name__, 0)
     with Admin(cluster.bootstrap_servers) as admin:
         config = {"segment.bytes": "4096", "min.insync.replicas": "2"}
         admin.create_topic(NewTopic(tp.topic, partitions=1, replication_factor=3, config=config))
@@ -161,7 +184,7 @@ def test_a_consumer_reads_every_record_of_a_log_whose_leader_is_damaged(process_
         assert before.leader is not None
         processes = [cluster.pid(slot) for slot in range(3)]
         log = directory_of(cluster, before.leader) / str(tp)
-        flip(log)
+        damage(log)
         assert read_all(cluster, tp, len(VALUES)) == VALUES
         after = state(admin, tp)
         assert after.leader_epoch > before.leader_epoch

@@ -717,6 +717,56 @@ def test_a_replica_whose_directory_cannot_be_looked_at_is_offline_and_no_other(
     assert second.rows("bad") == 1
 
 
+def test_an_error_of_a_read_that_passes_is_none(broker: Broker) -> None:
+    broker.fs.fail_next("pread", errno.EIO, path="/old-0/")
+    assert broker.rows("old") == 1
+    assert (broker.failures, broker.manager.offline, broker.manager.damage_reports) == ([], {}, [])
+
+
+def test_the_only_copy_serves_what_can_be_read_of_it(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """Story: a consumer repeated its fetch of a bad sector, and each time the broker ended with all its replicas."""
+    broker.write("old", b"b")
+    broker.write("old", b"c")
+    partition = broker.manager.partition(*broker.key("old"))
+    read: list[Operation] = []
+
+    def note(operation: Operation) -> None:
+        read.append(operation)
+
+    broker.fs.on_operation = note
+    partition.read_log(1, 1, 3)
+    bad = read[-1]
+    assert bad.kind == "pread"
+
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if operation == bad else None
+
+    broker.fs.on_operation = refuse
+    for _ in range(3):
+        with pytest.raises(KafkaStorageError, match=r"read in .*Input/output error"):
+            partition.read_log(1, 1, 3)
+        assert [frame.header.base_offset for at in (0, 2) for frame in partition.read_log(at, 1, 3)] == [0, 2]
+    assert broker.write("old", b"d") == 3
+    assert (broker.failures, broker.manager.offline, broker.manager.damage_reports) == ([], {}, [])
+    assert caplog.text.count("a part cannot be read, and no other replica has it") == 1
+
+
+def test_a_write_that_cannot_read_what_it_needs_leaves_the_log_to_be_opened_anew(broker: Broker) -> None:
+    """The log start is moved, and its last change is read for that. Then it is not known what the log has become."""
+    partition = broker.manager.partition(*broker.key("old"))
+    broker.fs.on_operation = lambda operation: Fault(errno.EIO) if LOG_STATE_FILE in operation.path else None
+    with pytest.raises(KafkaStorageError):
+        partition.advance_log_start(1)
+    assert broker.manager.offline == {broker.id_of("old"): [0]}
+    assert broker.failures == []
+    broker.fs.heal()
+    broker.retry()
+    broker.apply()
+    broker.retry()
+    assert broker.manager.offline == {}
+    assert broker.write("old", b"b") == 1
+
+
 def test_a_directory_that_cannot_be_looked_at_is_not_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of maintenance asks every few seconds, and its broker ended with it."""
     maintenance = Maintenance(broker.manager, ClusterConfig(), _raise)

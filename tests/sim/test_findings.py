@@ -68,11 +68,6 @@ def hosts_something(machine: SimulatedMachine) -> bool:
     return machine.process is not None and any(True for _ in machine.process.manager.partitions())
 
 
-def ended(world: World, machine: SimulatedMachine) -> Callable[[], bool]:
-    process = machine.process
-    return lambda: process is not None and not process.alive
-
-
 def test_a_recovery_that_failed_is_made_again_after_the_next_start() -> None:
     """A machine crash, a log that cannot be opened: the next process must not take it for a process crash."""
     world = cluster()
@@ -140,20 +135,32 @@ def test_a_leader_that_cannot_read_its_log_leads_no_longer() -> None:
     for producer in world.producers:
         producer.start()
     run_until(world, lambda: world.history.acknowledged_count > 0)
-    machine, number = next(
-        (machine, partition.key[1])
+    machine, key = next(
+        (machine, partition.key)
         for machine in world.machines
         if machine.process is not None
         for partition in machine.process.manager.partitions()
         if partition.replica.role is Role.LEADER and partition.replica.log_end_offset
     )
-    machine.fs.fail_next("pread", errno.EIO, path=f"-{number}/")
-    run_until(world, ended(world, machine))
+    process = machine.process
+
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if operation.kind == "pread" and "/t-0/" in operation.path else None
+
+    machine.fs.on_operation = refuse
+    world.bit_flips.damages(machine, key, "pread")
+    run_until(world, lambda: process is not None and bool(process.manager.damaged))
+    run_until(world, lambda: leads(world) not in (None, machine))
+    assert machine.process is process, "its broker goes on"
+
+
+def leads(world: World) -> SimulatedMachine | None:
+    ((_, _, state),) = [partition for partition in world.invariants.image.partitions() if not partition[0].internal]
+    return world.machine_of(state.leader)
 
 
 def leader_of(world: World) -> SimulatedMachine:
-    ((_, _, state),) = [partition for partition in world.invariants.image.partitions() if not partition[0].internal]
-    machine = world.machine_of(state.leader)
+    machine = leads(world)
     assert machine is not None
     return machine
 

@@ -1,4 +1,5 @@
-"""Bit flips damage files of replicas while their brokers run, on a minority of a partition's replicas (known bug 28).
+"""Damage to files of replicas while their brokers run, on a minority of a partition's replicas (known bug 28): bits
+flip, and reads fail.
 
 Nothing damaged is served or "cleaned up", and in the end all replicas agree. The promise does not cover damage of the
 only complete replica. A bit therefore flips only where another, intact replica is in sync, and where at least two
@@ -7,6 +8,7 @@ replicas commit every record: min.insync.replicas is 2 in such a schedule, and s
 
 from __future__ import annotations
 
+import errno
 import random
 from dataclasses import replace
 from functools import partial
@@ -84,10 +86,9 @@ class BitFlips:
         path = rng.choice(paths)
         byte = rng.randrange(machine.fs.size_of(path))
         machine.fs.flip_bit(path, byte, rng.randrange(8))
-        self._ever.add((machine.number, partition.key))
+        self.damages(machine, partition.key, path.name)
         if path.name == PARTITION_FILE:
             self._nobodys.add((machine.number, path.parent.name))
-        self.latent[machine.number, partition.key] = path.name
         if machine.process is not None and rng.random() < READ_SOON:
             read = _Reading(self, machine.process, partition.key, final=False)
             delay_ms = rng.choice([0, 5, 50, 500])
@@ -96,6 +97,26 @@ class BitFlips:
                 self._world.scheduler.after(delay_ms, self._world.operator, "hush", hush)
             self._world.scheduler.after(delay_ms, machine.process, "read everything", read)
         return f"a bit in byte {byte} of {partition}/{path.name} on {machine}"
+
+    def damages(self, machine: SimulatedMachine, key: Key, what: str) -> None:
+        """From now on this replica is damaged, or cannot be read."""
+        self._ever.add((machine.number, key))
+        self.latent[machine.number, key] = what
+
+    def unreadable(self, machine: SimulatedMachine) -> str:
+        """The next read of a leader's batches fails, and so does its repetition. Returns whose; empty: of none.
+
+        Its followers read soon: a fault that waits for long would keep other faults away.
+        """
+        hosted = list(machine.process.manager.partitions()) if machine.process is not None else []
+        led = (partition for partition in hosted if partition.replica.role is Role.LEADER)
+        partition = next((partition for partition in led if self.may_rot(machine, partition)), None)
+        if partition is None:
+            return ""
+        for _ in range(2):
+            machine.fs.fail_next("pread", errno.EIO, path=f"/{partition}/")
+        self.damages(machine, partition.key, "pread")
+        return str(partition)
 
     def _hush(self, machine: SimulatedMachine, key: Key) -> None:
         """Kill the leader, and delay this broker's report of its damage until the controller has elected another."""

@@ -344,6 +344,8 @@ class Faults:
         if machine is None:
             return ""
         kind = self._rng.choice(["pwritev", "pwritev", "fsync", "fsync", "pread", "rename", "sync_directory"])
+        if kind == "pread" and (name := self._world.bit_flips.unreadable(machine)):
+            return f"the next reads of {name} on {machine} fail"
         machine.fs.fail_next(kind, errno.EIO)
         return f"the next {kind} on {machine} fails"
 

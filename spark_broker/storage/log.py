@@ -39,7 +39,7 @@ from spark_broker.storage.segment_swap import (
     CompactedSegment,
     begin_compaction,
     forget_cleaned,
-    read_cleaned,
+    recover_cleaned,
     swap_segments,
     write_cleaned,
 )
@@ -60,7 +60,6 @@ class PartitionLog:
         schemas: SchemaOf,
         segments: Sequence[Segment],
         state: LogState,
-        cleaned: Cleaned = NEVER_CLEANED,
     ) -> None:
         self._fs = fs
         self.directory = directory
@@ -77,7 +76,7 @@ class PartitionLog:
         self._indexes = LoadedIndexes()
         self._unusable: SparkBrokerError | None = None
         self._closed = False
-        self.cleaned = cleaned
+        self.cleaned = NEVER_CLEANED
         """How far the log has been compacted."""
 
         self.beginnings = 0
@@ -95,23 +94,26 @@ class PartitionLog:
         try:
             state = read_log_state(directory, start, fs=fs)
             segments = recover_segments(fs, directory, start, state, schemas)
-            cleaned = read_cleaned(fs, directory)
-            if not segments and cleaned != NEVER_CLEANED:
-                forget_cleaned(fs, directory)  # before batches follow, of which it is not true
-                cleaned = NEVER_CLEANED
+            log = PartitionLog(fs, directory, config, schemas, segments, state)
+            try:
+                log._check_against(state)
+            except Exception:
+                log.close(clean=False)
+                raise
         except OSError as error:
             raise storage_error(error, f"cannot open the log in {directory}") from error
-        log = PartitionLog(fs, directory, config, schemas, segments, state, cleaned)
         # The process that made the last segment may have died before it synced the name.
         log._directory_unsynced = start is StartKind.PROCESS_CRASH
-        if log._log_end_offset < max(state.log_start_offset, state.recovery_point):
-            log.close(clean=False)
-            raise DamagedLogError(f"the log ends at {log._log_end_offset}; {state} was saved")
         if start is StartKind.MACHINE_CRASH and segments:
             log._recovery_point = log._log_end_offset  # Recovery has synced the whole log.
             with suppress(StorageRefusedError), log._failing("open"):
                 log._save_state()  # On a full disk it is saved later: a lower recovery point is safe.
         return log
+
+    def _check_against(self, state: LogState) -> None:
+        if self._log_end_offset < max(state.log_start_offset, state.recovery_point):
+            raise DamagedLogError(f"the log ends at {self._log_end_offset}; {state} was saved")
+        self.cleaned, self._saved_state = recover_cleaned(self._fs, self.directory, state, is_empty=not self._segments)
 
     @property
     def log_start_offset(self) -> int:
@@ -297,7 +299,7 @@ class PartitionLog:
             boundary = header_at(entries, count).base_offset
             # The saved state is lowered before the cut: later appends are not synced, and a log that ends below its
             # saved start (the start may be within the batch that is cut) would count as damaged.
-            state = LogState(min(self._log_start_offset, boundary), min(self._recovery_point, boundary))
+            state = self._saved_state.at(min(self._log_start_offset, boundary), min(self._recovery_point, boundary))
             self._save(state)
             self._log_start_offset, self._recovery_point = state.log_start_offset, state.recovery_point
             for _ in segments[position + bool(count) :]:
@@ -318,9 +320,8 @@ class PartitionLog:
         self._check_usable()
         with self._cut_lock:
             with self._failing("truncate"):
-                state = LogState(self._log_start_offset, min(self._recovery_point, self._log_start_offset))
-                self._save(state)
-                self._recovery_point = state.recovery_point
+                self._recovery_point = min(self._recovery_point, self._log_start_offset)
+                self._save_state()
             with self._failing("restart"):
                 while self._segments:
                     self._drop_last()
@@ -329,11 +330,10 @@ class PartitionLog:
                 self._forget_cleaned()
                 self.beginnings += 1
                 self._log_start_offset = self._log_end_offset = self._recovery_point = offset
-                self._save_state()
+                self._save(LogState(offset, offset))
             if purge_offset:
                 with self._failing("truncate"):
-                    write_cleaned(self._fs, self.directory, Cleaned(purge_offset=purge_offset))
-                    self.cleaned = Cleaned(purge_offset=purge_offset)
+                    self._remember(Cleaned(purge_offset=purge_offset))
 
     def _forget_cleaned(self) -> None:
         if self.cleaned != NEVER_CLEANED:
@@ -367,19 +367,24 @@ class PartitionLog:
         self._check_usable()
         invariant(self.holds(replaced), "segments that are not in the log are replaced")
         with self._cut_lock, self._failing("compact"):
-            segment = swap_segments(self._fs, self.directory, replaced, compacted, cleaned)
+            # First: who reads the new segment must know what it may lack.
+            self._remember(cleaned, [segment.base_offset for segment in replaced])
+            segment = swap_segments(self._fs, self.directory, compacted)
             segments = self._segments
             first = segments.index(replaced[0])
-            # First: who reads the new segment must know what it may lack.
-            self.cleaned = cleaned
             self._segments = (*segments[:first], segment, *segments[first + len(replaced) :])
 
     def mark_cleaned(self, cleaned: Cleaned) -> None:
         """Remember how far the log is compacted. Raises StorageRefusedError or KafkaStorageError."""
         self._check_usable()
         with self._failing("compact"):
-            write_cleaned(self._fs, self.directory, cleaned)
-            self.cleaned = cleaned
+            self._remember(cleaned)
+
+    def _remember(self, cleaned: Cleaned, swap: Sequence[int] = ()) -> None:
+        """The file is written first: after a crash in between, its state must not know more than is there."""
+        write_cleaned(self._fs, self.directory, cleaned, swap)
+        self.cleaned = cleaned
+        self._save(self._saved_state.knowing(cleaned))
 
     def advance_log_start(self, offset: int) -> list[int]:
         """Raise the log start; delete segments wholly below it, but never the last. Returns their base offsets.
@@ -392,7 +397,7 @@ class PartitionLog:
         if offset <= self._log_start_offset:
             return []
         with self._cut_lock, self._failing("delete"):
-            self._save(LogState(offset, self._recovery_point))
+            self._save(self._saved_state.at(offset, self._recovery_point))
             self._log_start_offset = offset
             segments = self._segments
             count = sum(segment.next_offset <= offset for segment in segments[:-1])
@@ -459,7 +464,7 @@ class PartitionLog:
             raise self._unusable from error
 
     def _save_state(self) -> None:
-        self._save(LogState(self._log_start_offset, self._recovery_point))
+        self._save(self._saved_state.at(self._log_start_offset, self._recovery_point))
 
     def _save(self, state: LogState) -> None:
         if state != self._saved_state:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from spark_broker.core.compaction import Cleaned
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.wire import UNDECODABLE
@@ -29,19 +30,40 @@ _SLOTS = 2
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Everything below `recovery_point` is synced (a lower value is safe)."""
+    """Everything below `recovery_point` is synced (a lower value is safe).
+
+    `purge_offset` and `committed_to`: those of `Cleaned`, or lower ones. The file that says more of it may be lost.
+    """
 
     log_start_offset: int = 0
     recovery_point: int = 0
+    purge_offset: int = 0
+    committed_to: int = 0
+
+    def at(self, log_start_offset: int, recovery_point: int) -> LogState:
+        """The same log, as compacted as before, with these bounds."""
+        return replace(self, log_start_offset=log_start_offset, recovery_point=recovery_point)
+
+    def knowing(self, cleaned: Cleaned) -> LogState:
+        """The same log, compacted so far."""
+        return replace(self, purge_offset=cleaned.purge_offset, committed_to=cleaned.committed_to)
+
+    def knows_more_than(self, cleaned: Cleaned) -> bool:
+        """Whether the log has been compacted further than this says."""
+        return self.purge_offset > cleaned.purge_offset or self.committed_to > cleaned.committed_to
 
 
-class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Earlier versions do not know the last two. A log that was never compacted leaves them out."""
+
     change: int
     log_start_offset: int
     recovery_point: int
+    purge_offset: int = 0
+    committed_to: int = 0
 
     def state(self) -> LogState:
-        return LogState(self.log_start_offset, self.recovery_point)
+        return LogState(self.log_start_offset, self.recovery_point, self.purge_offset, self.committed_to)
 
 
 _decoder = msgspec.json.Decoder(_Slot)
@@ -67,7 +89,7 @@ def write_log_state(directory: Path, state: LogState, *, fs: FileSystem = LOCAL)
     slots = _read_slots(directory, fs)
     newest = _newest(slots)
     change = 0 if newest is None else newest.change + 1
-    slot = _Slot(change, state.log_start_offset, state.recovery_point)
+    slot = _Slot(change, state.log_start_offset, state.recovery_point, state.purge_offset, state.committed_to)
     if newest is None:
         write_atomically(fs, directory / LOG_STATE_FILE, _encode(slot) * _SLOTS)
     else:
@@ -88,7 +110,7 @@ def _write_in_place(directory: Path, slot: _Slot, slots: list[_Slot | None], fs:
 
 
 def _encode(slot: _Slot) -> bytes:
-    text = json.dumps(msgspec.structs.asdict(slot), separators=(",", ":")).encode()
+    text = json.dumps(msgspec.to_builtins(slot), separators=(",", ":")).encode()
     text = text.ljust(SLOT_BYTES - len(b"12345678\n\n"))
     return b"%08x\n%s\n" % (crc32c(text), text)
 

@@ -17,13 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from spark_broker.core.compaction import Cleaned, CleanPass
+from spark_broker.core.compaction import NEVER_CLEANED, Cleaned, CleanPass
+from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.frame import BatchHeader, Frame
 from spark_broker.protocol.ipc_message import END_OF_STREAM
 from spark_broker.storage.checkpoints import read_checkpoint_as, write_checkpoint
 from spark_broker.storage.files import opened, write_fully
 from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.index import EntryIndex, end_position, pack_entries
+from spark_broker.storage.log_state import LogState, write_log_state
 from spark_broker.storage.segment import Segment, remove_files, segment_paths
 
 COMPACTION_FILE = "compaction.json"
@@ -59,7 +61,7 @@ def read_cleaned(fs: FileSystem, directory: Path) -> Cleaned:
 
 
 def write_cleaned(fs: FileSystem, directory: Path, cleaned: Cleaned, swap: Sequence[int] = ()) -> None:
-    """Save it, durably. Raises OSError."""
+    """Save it, durably; with `swap`, that commits the swap. Raises OSError: on a full disk nothing has changed."""
     passes = [(one.offset, one.at_ms) for one in cleaned.passes]
     saved = _Saved(passes, cleaned.purge_offset, cleaned.swept_to, cleaned.committed_to, list(swap))
     write_checkpoint(directory / COMPACTION_FILE, msgspec.to_builtins(saved), fs=fs)
@@ -70,6 +72,26 @@ def forget_cleaned(fs: FileSystem, directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(directory / COMPACTION_FILE)
         fs.sync_directory(directory)
+
+
+def recover_cleaned(fs: FileSystem, directory: Path, state: LogState, *, is_empty: bool) -> tuple[Cleaned, LogState]:
+    """How far a log that is opened has been compacted, and its state, which says so, too, from now on.
+
+    Raises DamagedLogError where the file is gone, or an older one. It is not known then which deletions the log does
+    not name any more: followers would keep what was deleted. Raises OSError.
+    """
+    cleaned = read_cleaned(fs, directory)
+    if is_empty:
+        if cleaned != NEVER_CLEANED:
+            forget_cleaned(fs, directory)  # before batches follow, of which it is not true
+        cleaned = NEVER_CLEANED
+    elif state.knows_more_than(cleaned):
+        is_there = fs.exists(directory / COMPACTION_FILE)
+        raise DamagedLogError(f"{COMPACTION_FILE} is {'an older one' if is_there else 'gone'}; {state} was saved")
+    agreed = state.knowing(cleaned)
+    if agreed != state:
+        write_log_state(directory, agreed, fs=fs)
+    return cleaned, agreed
 
 
 def write_compacted(
@@ -105,14 +127,11 @@ def discard_compacted(fs: FileSystem, directory: Path, base_offset: int) -> None
             fs.unlink(path)
 
 
-def swap_segments(
-    fs: FileSystem, directory: Path, replaced: Sequence[Segment], compacted: CompactedSegment, cleaned: Cleaned
-) -> Segment:
-    """Put `compacted` in the place of these segments, durably, and save what `cleaned` says. Returns the new segment.
+def swap_segments(fs: FileSystem, directory: Path, compacted: CompactedSegment) -> Segment:
+    """Put `compacted` in the place of the segments that `write_cleaned` has recorded, durably. Returns the new segment.
 
-    Raises OSError: on a full disk nothing has changed; after any other error the log must be opened again.
+    Raises OSError: the log must be opened again.
     """
-    write_cleaned(fs, directory, cleaned, [segment.base_offset for segment in replaced])
     finish_swap(fs, directory)
     segment = Segment.from_index(fs, directory, compacted.index, sealed=True)
     segment.unload()

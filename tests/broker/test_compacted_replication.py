@@ -17,6 +17,7 @@ from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.arrow_message import encode_batch, row_deltas
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.storage.segment_swap import COMPACTION_FILE
 from tests.broker.compacted_partition import RowsOfKeys
 from tests.broker.rig import KEY, Outcome, Rig, RigBroker
 from tests.broker.test_damage import make_unreadable
@@ -330,3 +331,20 @@ def test_the_only_copy_is_not_compacted_where_it_cannot_be_read(
     assert rig.leader.manager.offline == {}
     assert caplog.text.count("a part cannot be read, and no other replica has it") == 1
     assert rig.put((b"k", b"w")) > 0
+
+
+def test_a_leader_that_has_lost_what_is_known_of_its_compaction_leads_no_longer(make_rig: MakeRig) -> None:
+    """Its followers would keep what was deleted."""
+    rig = make_rig(delete_retention_ms=0)
+    rig.put((b"deleted", b"v"))
+    rig.put((b"deleted", None))
+    rig.roll()
+    rig.compact(rig.leader)
+    assert rig.leader.partition.replica.purge_offset > 0
+    rig.leader.stop(clean=True)
+    (rig.leader.directory.path / "t-0" / COMPACTION_FILE).unlink()
+    rig.brokers[0] = RigBroker(rig.base, 0, rig.settings)
+    rig.leader.manager.registered(0, 1)
+    rig.publish(0)
+    assert rig.leader.manager.find(*KEY) is None
+    assert rig.leader.manager.damage_reports == [(*KEY, 1)]

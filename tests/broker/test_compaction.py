@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from spark_broker.broker.append import check_keys
-from spark_broker.broker.replica_log import from_wire
+from spark_broker.broker.replica_log import ReplicaLog, from_wire
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.batch import batch_info
 from spark_broker.core.compaction import NEVER_CLEANED, Cleaned
 from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import LeaderAndIsr
-from spark_broker.errors import InvalidRecordError, PolicyViolationError
+from spark_broker.errors import DamagedLogError, InvalidRecordError, PolicyViolationError
 from spark_broker.protocol.frame import CONTROL, ROW_OFFSETS, TRANSACTIONAL
+from spark_broker.storage.log_state import LOG_STATE_FILE, LogState, read_log_state, write_log_state
+from spark_broker.storage.segment_swap import COMPACTION_FILE
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.compacted_partition import DAY_MS, CompactedPartition
 from tests.broker.rig import batch
@@ -277,8 +279,10 @@ def test_a_log_that_begins_anew_claims_nothing_of_the_old_one(lone: CompactedPar
     lone.compact()
     log = lone.partition.log
     assert log.cleaned.purge_offset > 0
+    (first,) = log.read(0, 1, log.log_end_offset)
     log.restart_at(0, [], [], purge_offset=0)
     assert log.cleaned == NEVER_CLEANED
+    log.append([first], ProducerStates())  # whatever it holds: it is what follows
     lone.reopen(StartKind.PROCESS_CRASH)
     assert lone.partition.log.cleaned == NEVER_CLEANED
     lone.partition.log.restart_at(0, [], [], purge_offset=7)
@@ -354,6 +358,55 @@ def test_a_restart_finds_what_was_compacted(lone: CompactedPartition, start: Sta
     lone.roll(filler=1)
     lone.compact()
     lone.check()
+
+
+def purged(lone: CompactedPartition, key: bytes) -> None:
+    """Write a record, delete it, and have the tombstone forgotten."""
+    lone.put((key, b"v"))
+    lone.put((key, None))
+    lone.roll()
+    lone.compact()
+    lone.clock.ahead_ms += 2 * DAY_MS
+    lone.compact()
+
+
+@pytest.mark.parametrize("start", [StartKind.CLEAN, StartKind.PROCESS_CRASH, StartKind.MACHINE_CRASH])
+@pytest.mark.parametrize("older", [False, True], ids=["gone", "an older copy"])
+def test_a_log_that_has_lost_what_is_known_of_its_compaction_is_damaged(
+    lone: CompactedPartition, start: StartKind, older: bool
+) -> None:
+    """Story: a leader came back without this file. A follower whose log ended below the purged tombstones went on from
+    its end. Keys that were deleted stayed alive there, and it joined the ISR.
+    """
+    path = lone.directory / COMPACTION_FILE
+    purged(lone, b"a")
+    before = path.read_bytes()
+    purged(lone, b"b")
+    assert lone.partition.log.cleaned.purge_offset > 4
+    lone.close(clean=start is StartKind.CLEAN)
+    if older:
+        path.write_bytes(before)
+    else:
+        path.unlink()
+    with pytest.raises(DamagedLogError, match=f"compaction.json is {'an older one' if older else 'gone'}"):
+        ReplicaLog(lone.directory, lone.topic, start)
+
+
+@pytest.mark.parametrize("keeps_file", [True, False])
+def test_a_log_of_an_earlier_version_is_opened_as_before(lone: CompactedPartition, keeps_file: bool) -> None:
+    """Its state says nothing of compaction. From the first start on it does."""
+    purged(lone, b"a")
+    cleaned = lone.partition.log.cleaned
+    lone.close(clean=True)
+    state = read_log_state(lone.directory)
+    assert (state.purge_offset, state.committed_to) == (cleaned.purge_offset, cleaned.committed_to)
+    write_log_state(lone.directory, LogState(state.log_start_offset, state.recovery_point))
+    assert b"purge_offset" not in (lone.directory / LOG_STATE_FILE).read_bytes(), "an earlier version can read it"
+    if not keeps_file:
+        (lone.directory / COMPACTION_FILE).unlink()
+    lone.reopen(StartKind.CLEAN)
+    assert lone.partition.log.cleaned == (cleaned if keeps_file else NEVER_CLEANED)
+    assert read_log_state(lone.directory) == (state if keeps_file else state.knowing(NEVER_CLEANED))
 
 
 def test_lookups_by_time_find_what_is_left(lone: CompactedPartition) -> None:

@@ -18,7 +18,7 @@ from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.storage.segment import segment_paths
-from spark_broker.storage.segment_swap import CLEANED_SUFFIX, swap_segments, write_compacted
+from spark_broker.storage.segment_swap import CLEANED_SUFFIX, swap_segments, write_cleaned, write_compacted
 from spark_broker.testing import compacted_replicas
 from spark_broker.testing.compacted_replicas import compacted_batches, compare_compacted_replicas
 from spark_broker.testing.replicas import ReplicaDirectory, find_replicas
@@ -120,7 +120,8 @@ def test_a_read_that_meets_a_slow_swap_waits_for_its_end(tmp_path: Path) -> None
     compacted = write_compacted(fs, tmp_path, 0, schema_to_bytes(DEFAULT_SCHEMA), [left])
     replica = ReplicaDirectory(0, T0, tmp_path)
     with ThreadPoolExecutor(2) as pool:
-        swapped = pool.submit(swap_segments, fs, tmp_path, log.sealed_below(2), compacted, Cleaned())
+        write_cleaned(fs, tmp_path, Cleaned(), [segment.base_offset for segment in log.sealed_below(2)])
+        swapped = pool.submit(swap_segments, fs, tmp_path, compacted)
         assert fs.held_up.wait(20)
         read = pool.submit(compacted_batches, replica, END)
         with pytest.raises(TimeoutError):
@@ -151,7 +152,8 @@ def test_a_swap_that_ends_while_a_failed_read_looks_for_it_is_seen(
         return looked
 
     with ThreadPoolExecutor(1) as pool:
-        swapped = pool.submit(swap_segments, fs, tmp_path, log.sealed_below(2), compacted, Cleaned())
+        write_cleaned(fs, tmp_path, Cleaned(), [segment.base_offset for segment in log.sealed_below(2)])
+        swapped = pool.submit(swap_segments, fs, tmp_path, compacted)
         assert fs.held_up.wait(20)
         for name in ("_files", "unfinished_swap"):
             monkeypatch.setattr(

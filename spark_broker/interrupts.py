@@ -52,13 +52,13 @@ class uninterrupted:  # noqa: N801  (a context manager)
         self._may_wait = True
         self._waits = False
         self._raised: BaseException | None = None
-        self._outermost = self
+        self._outermost: uninterrupted | None = None  # It is within this one.
         self._pauses = False  # It is within a wait of the outermost block, which goes on after this one.
 
     @property
     def raised(self) -> BaseException | None:
         """See the class."""
-        return self._outermost._raised
+        return (self._outermost or self)._raised
 
     def __enter__(self) -> Self:
         if threading.current_thread() is _MAIN:
@@ -79,7 +79,7 @@ class uninterrupted:  # noqa: N801  (a context manager)
             self._lock.release()
         if _State.current is self:
             self._end()
-        elif self._pauses:
+        elif self._pauses and self._outermost is not None:
             self._outermost._may_wait = True  # as it was
             self._outermost._go_on_waiting()
 

@@ -136,18 +136,15 @@ class Rebalancing:
         self.telling = True
         try:
             with interruptible():
-                self._tell(change)
+                match change.kind:
+                    case ChangeKind.ASSIGNED:
+                        self.listener.on_assigned(list(change.partitions))
+                    case ChangeKind.REVOKED:
+                        self.listener.on_revoked(list(change.partitions))
+                    case ChangeKind.LOST:
+                        self.listener.on_lost(list(change.partitions))
         finally:
             self.telling = False
-
-    def _tell(self, change: Change) -> None:
-        match change.kind:
-            case ChangeKind.ASSIGNED:
-                self.listener.on_assigned(list(change.partitions))
-            case ChangeKind.REVOKED:
-                self.listener.on_revoked(list(change.partitions))
-            case ChangeKind.LOST:
-                self.listener.on_lost(list(change.partitions))
 
     def _prepare(self, change: Change, deadline: Deadline) -> bool:
         """Under the lock. False: what must be committed before is not yet, at the deadline."""

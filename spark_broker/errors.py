@@ -631,6 +631,18 @@ class InvalidSchemaError(SparkBrokerError):
     hint = f"The types and the names of columns that a topic can have: {page('typed-topics')}."
 
 
+class UnknownSchemaError(SparkBrokerError):
+    """The schema in which a batch is stored is not known here, or not yet."""
+
+    code = 1033
+    retriable = True
+    refresh_metadata = True
+    hint = (
+        "Wait: brokers and clients learn of a new schema by themselves. After older metadata was accepted, the brokers "
+        f"that have the topic's replicas tell of it: start them all; see {page('backup')}."
+    )
+
+
 class BootstrapUnreachableError(SparkBrokerError):
     """No broker is at any of the bootstrap addresses."""
 

@@ -69,9 +69,9 @@ def validated(append: Append, topic: Topic) -> ParsedBatch:
         raise MessageTooLargeError(f"a batch of {len(append.message)} bytes; {topic.name} takes {limit}")
     if len(append.message) > topic.config.segment_bytes:
         raise RecordListTooLargeError(f"a batch of {len(append.message)} bytes; a segment holds less")
-    if append.schema_id >= len(topic.schemas):
+    if not topic.knows_schema(append.schema_id):  # Clients of each version know this error, and try again.
         raise UnknownTopicOrPartitionError(f"{topic.name} has no schema {append.schema_id} as far as this broker knows")
-    layout = layout_of(topic.schema_bytes[append.schema_id])
+    layout = layout_of(topic.schema_message(append.schema_id))
     parsed = validate(append.message, layout, max_uncompressed_bytes=limit)
     if topic.is_compacted:
         check_keys(parsed.batch, topic)

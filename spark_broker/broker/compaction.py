@@ -58,7 +58,10 @@ class PartitionCompaction:
             if self._partition.is_unreadable:
                 return None  # The next pass would end there, too.
             now_ms, cleaned = self._clock.wall_ms(), self._log.cleaned
-            dirt = _dirt(self._segments(now_ms), cleaned.clean_to)
+            segments = self._segments(now_ms)
+            if not all(self._partition.topic.knows_schema(segment.first.schema_id) for segment in segments):
+                return None  # Their rows cannot be read before the metadata has the schema.
+            dirt = _dirt(segments, cleaned.clean_to)
             policy = self._partition.topic.compaction_policy
             return dirt if is_due(dirt, cleaned, policy, self._purge_to(now_ms), now_ms) else None
 
@@ -86,8 +89,8 @@ class PartitionCompaction:
     def steps(self) -> Generator[None]:
         """One pass, in steps between which others may work. It may be left at any step: the next one cleans up.
 
-        Raises StorageRefusedError (there is no room for it now) and, if a disk has failed or damage was met, what
-        `Partition.guard_storage` raises.
+        Raises StorageRefusedError (there is no room for it now), CorruptMessageError and UnknownSchemaError (rows that
+        cannot be read) and, if a disk has failed or damage was met, what `Partition.guard_storage` raises.
         """
         try:
             with self._judging():

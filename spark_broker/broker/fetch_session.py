@@ -180,10 +180,11 @@ class FetchSession:
             self._retry_in(key, RETRY_MS)
             return
         frames = decode_frames(payload)
-        schema_id = max((frame.header.schema_id for frame in frames), default=0)
-        if schema_id >= len(partition.topic.schemas):
+        schema_ids = {frame.header.schema_id for frame in frames}
+        unknown = next((schema_id for schema_id in schema_ids if not partition.topic.knows_schema(schema_id)), None)
+        if unknown is not None:
             # The leader has learned of the schema first. Segments begin with it, so the batches have to wait.
-            self._failed(key, logging.INFO, f"this broker does not know schema {schema_id} of the topic yet")
+            self._failed(key, logging.INFO, f"this broker does not know schema {unknown} of the topic yet")
             self._retry_in(key, RETRY_MS)
             return
         if not partition.apply(_fetched(answer, self._asked[key]), frames):

@@ -13,13 +13,16 @@ from spark_broker.broker.compaction import AbandonedError, PartitionCompaction, 
 from spark_broker.broker.internal_records import rows_of
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.topic import Topic
 from spark_broker.config import ClusterConfig
 from spark_broker.core.transaction_changes import is_old_change
 from spark_broker.errors import (
+    CorruptMessageError,
     KafkaStorageError,
     NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
     StorageRefusedError,
+    UnknownSchemaError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.process_limits import limit_reached
@@ -44,12 +47,15 @@ class LogCleaner:
         self._manager = manager
         self._clock = clock
         self._limits = PassLimits(config.log_cleaner_dedupe_buffer_size, config.log_dir_room_bytes, pace)
+        self._unreadable: dict[Partition, Topic] = {}  # left alone while its topic is this one
 
     def next_pass(self) -> Partition | None:
         """The dirtiest replica for which it is time; None: there is none."""
         dirty: list[tuple[float, Partition]] = []
-        for partition in self._manager.partitions():
-            if partition.topic.is_compacted:
+        partitions = list(self._manager.partitions())
+        self._unreadable = {p: topic for p, topic in self._unreadable.items() if p in partitions and p.topic is topic}
+        for partition in partitions:
+            if partition.topic.is_compacted and partition not in self._unreadable:
                 dirt = self._compaction(partition).due()
                 with _stopped_by_the_disk(partition):
                     if dirt is not None and not has_changes_of_transactions(partition):
@@ -58,8 +64,14 @@ class LogCleaner:
 
     def steps(self, partition: Partition) -> Generator[None]:
         """One pass over this replica. What stops it is logged, or stops the replica."""
-        with _stopped_by_the_disk(partition):
-            yield from self._compaction(partition).steps()
+        topic = partition.topic
+        try:
+            with _stopped_by_the_disk(partition):
+                yield from self._compaction(partition).steps()
+        except (CorruptMessageError, UnknownSchemaError) as error:
+            # The next pass would meet them again. They are the producer's bytes: their checksums are right.
+            self._unreadable[partition] = topic
+            logger.warning("%s is not compacted: it has rows that cannot be read: %s", partition, error.message)
 
     def _compaction(self, partition: Partition) -> PartitionCompaction:
         return PartitionCompaction(partition, self._limits, self._clock)

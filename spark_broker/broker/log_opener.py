@@ -85,10 +85,11 @@ class InThreads:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
-    """A log, and what its replica starts from."""
+    """A log, and what its replica starts from. `lost_schemas`: those that it has, and the topic lacks."""
 
     log: ReplicaLog
     state: RecoveredLog
+    lost_schemas: Mapping[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class LogOpener:
         try:
             self._check_end(wanted, log.log_end_offset, high_watermark)
             reached = self._high_watermarks.reached(key, log.log_end_offset)
-            return OpenedLog(log, log.state(high_watermark=reached))
+            return OpenedLog(log, log.state(high_watermark=reached), log.lost_schemas())
         except Exception:
             log.close(clean=False)
             raise

@@ -247,6 +247,7 @@ class Membership:
             ahead_max_ms=self._ahead_max_ms,
             full=self._manager.room.full,
             offline=self._manager.offline,
+            schemas=self._manager.lost_schemas(),
         )
 
     def _compare_clocks(self, controller_wall_ms: int) -> None:

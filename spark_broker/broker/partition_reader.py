@@ -221,7 +221,7 @@ class PartitionReader:
         deleted = int(np.searchsorted(offsets, first_offset))
         # Of a compressed batch, only this column is inflated.
         columns = [topic.timestamp_column] if header.attributes & COMPRESSED and topic.timestamp_column else None
-        batch = decode_batch(frame.message, topic.schemas[header.schema_id], columns).slice(deleted)
+        batch = decode_batch(frame.message, topic.schema_of(header.schema_id), columns).slice(deleted)
         found = topic.first_since(timestamp_us, batch, header.append_time_ms)
         return None if found is None else (int(offsets[deleted + found[0]]), found[1])
 
@@ -261,4 +261,4 @@ class PartitionReader:
             return LogBounds(start, replica.high_watermark, latest, sealed, replica.assignment.leader_epoch)
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
-        return decode_batch(frame.message, self._partition.topic.schemas[frame.header.schema_id])
+        return decode_batch(frame.message, self._partition.topic.schema_of(frame.header.schema_id))

@@ -39,7 +39,7 @@ def check_columns(topic: Topic, columns: list[str]) -> None:
 def _project(frame: Frame, topic: Topic, columns: list[str]) -> Frame:
     if frame.header.row_count == 0:
         return frame
-    stored = topic.schemas[frame.header.schema_id]
+    stored = topic.schema_of(frame.header.schema_id)
     batch = decode_batch(frame.message, stored, columns_stored(stored, columns))
     if frame.header.attributes & ROW_OFFSETS:
         return encode_compacted(batch, frame.header, row_deltas(*frame))

@@ -22,6 +22,7 @@ from spark_broker.broker.hosted_replicas import HostedReplicas, Outward
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.limits import Limits, is_news
 from spark_broker.broker.log_opener import LogOpener, MapAll, OpenedLog, WantedLog
+from spark_broker.broker.lost_schemas import LostSchemas
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.replica_fetchers import NewFetcher, ReplicaFetchers
@@ -96,6 +97,7 @@ class ReplicaFiles(HostedReplicas):
         self._found_in_place = False  # a replica has another one's name, which that comparison may have missed
         self._recovered = False
         self._seen = SeenMetadata(directory)
+        self._lost_schemas = LostSchemas()  # changed under _lock
 
     @property
     def damaged(self) -> list[PartitionKey]:
@@ -182,6 +184,7 @@ class ReplicaFiles(HostedReplicas):
                 self._cannot_open(key, unfit, offline)
             elif isinstance(outcome, OpenedLog):
                 offline.pop(key, None)
+                self._lost_schemas.found(key[0], self._topics[key[0]].name, outcome.lost_schemas)
                 partitions[key] = self._partition_of(key, outcome)
             else:
                 self._cannot_open(key, outcome, offline)
@@ -190,15 +193,18 @@ class ReplicaFiles(HostedReplicas):
         self._partitions, self._offline = {**self._partitions, **partitions}, offline
 
     def _unfit(self, key: PartitionKey, opened: OpenedLog) -> SparkBrokerError | None:
-        """Why a log that was opened may not be used now: its epochs are ahead of the metadata, which would give them
-        out twice; or it led in the epoch that is to be led, and stopped. It may have lost its end since, so that two
-        batches would have one offset and epoch. The controller has not heard of it yet, and elects anew when it has.
+        """Why a log that was opened may not be used now: its epochs, or its schemas' ids, are ahead of the metadata,
+        which would give them out twice; or it led in the epoch that is to be led, and stopped. It may have lost its end
+        since, so that two batches would have one offset and epoch. The controller elects anew when it has heard of it.
         """
         state, epoch = self.image.partition(*key), opened.state.epochs.latest_epoch
         if state is not None and epoch > state.leader_epoch:
             return OlderMetadataError(f"its log has leader epoch {epoch}, and metadata.dir knows {state.leader_epoch}")
         if state is not None and epoch == state.leader_epoch and state.leader == self.broker_id:
             return LeaderNotAvailableError(f"it stopped while it led in epoch {epoch}: it leads in a later one only")
+        next_id, newest = self.image.topics[key[0]].next_schema_id, max(opened.lost_schemas, default=-1)
+        if newest >= next_id:
+            return OlderMetadataError(f"its log has schema {newest}, and metadata.dir knows of none from {next_id} on")
         return None
 
     def _wanted(self, key: PartitionKey) -> WantedLog:

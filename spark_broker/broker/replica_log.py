@@ -67,7 +67,7 @@ class _Schemas:
         self.topic = topic
 
     def __call__(self, schema_id: int) -> bytes:
-        return self.topic.schema_bytes[schema_id]
+        return self.topic.schema_message(schema_id)
 
 
 class ReplicaLog:
@@ -143,6 +143,11 @@ class ReplicaLog:
         if history != saved:  # The batches that carry these epochs may be removed before the next epoch.
             self._to_be_saved(history)
         return history
+
+    def lost_schemas(self) -> dict[int, bytes]:
+        """The schemas of stored batches that the topic lacks. Raises DamagedLogError or OSError."""
+        unknown = [schema_id for schema_id in self._log.schema_ids if not self._schemas.topic.knows_schema(schema_id)]
+        return {schema_id: self._log.schema_message(schema_id) for schema_id in unknown}
 
     @property
     def log_end_offset(self) -> int:

@@ -34,7 +34,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
     invariant,
 )
-from spark_broker.protocol.messages import LogEnd, MetadataSeen
+from spark_broker.protocol.messages import LogEnd, MetadataSeen, TopicSchema
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.directory_names import PartitionDirectory
 from spark_broker.storage.start_kind import StartKind
@@ -72,11 +72,19 @@ class ReplicaManager(ReplicaFiles):
         return lineage.seen(self.image) if self._started else self._seen.saved
 
     def log_ends(self) -> list[LogEnd]:
-        """Log ends of replicas whose partition has no leader, and whose ISR and ELR do not include this broker."""
-        if not self._seen.has_acceptance(self.image):
+        """Log ends of replicas whose partition has no leader, and whose ISR and ELR do not include this broker.
+
+        Nobody is elected before the metadata knows the schemas of what is stored: else it could not be read.
+        """
+        image, partitions = self.image, self._partitions
+        if not self._seen.has_acceptance(image):
             return []
-        partitions = self._partitions
-        return [partitions[key].log_end() for key in sorted(self._asked_for) if key in partitions]
+        keys = [key for key in sorted(self._asked_for) if key in partitions]
+        return [partitions[key].log_end() for key in keys if not self._lost_schemas.lacks(image, key[0])]
+
+    def lost_schemas(self) -> list[TopicSchema]:
+        """Schemas that logs here have and the metadata lacks, or some of them: the controller is to hear of them."""
+        return self._lost_schemas.to_tell(self.image)
 
     def apply(self, image: MetadataImage) -> None:
         """Make this broker's replicas what the image says. The first time, this opens every log, and takes its time.
@@ -231,6 +239,7 @@ class ReplicaManager(ReplicaFiles):
         for state in delta.topics_changed:
             topics[state.topic_id] = Topic.of(state)
         self._topics = topics
+        self._lost_schemas.forget(delta.new)
 
     def stop(self, *, clean: bool) -> None:
         """Stop replication, refuse appends that wait, and close every log. `clean`: sync the logs first.

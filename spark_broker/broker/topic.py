@@ -17,7 +17,8 @@ from spark_broker.core.compaction import CompactionPolicy
 from spark_broker.core.events import Beginning
 from spark_broker.protocol.arrays import scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import ParsedBatch
-from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
+from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.protocol.schema_ids import is_known, parsed, schema_at
 from spark_broker.storage.keyed_rows import KeyedRows
 
 DEFAULT_TIMESTAMP_COLUMN = "timestamp"
@@ -31,7 +32,7 @@ Timestamps = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`schemas[i]` is the schema of id i; the last one is current.
+    """`schemas[i]` is the schema of id i, as far as it is known (`schema_of`); the last one is current.
 
     `history`: what is in the topic's Delta table; None: the topic has no table. `log_starts`: before which offset each
     partition's records were deleted; a partition beyond these lost none so.
@@ -49,7 +50,7 @@ class Topic:
     @staticmethod
     def of(state: TopicState) -> Topic:
         config = TopicConfig.parse(state.config)
-        schemas = tuple(schema_from_bytes(schema) for schema in state.schemas)
+        schemas = parsed(state.schemas)
         column = config.timestamp_column
         if not column and schemas and schemas[-1].names == DEFAULT_COLUMNS:
             column = DEFAULT_TIMESTAMP_COLUMN
@@ -87,7 +88,19 @@ class Topic:
 
     @property
     def schema_id(self) -> int:
+        """Of the current schema."""
         return len(self.schemas) - 1
+
+    def knows_schema(self, schema_id: int) -> bool:
+        return is_known(self.schemas, schema_id)
+
+    def schema_of(self, schema_id: int) -> pa.Schema:
+        """Raises UnknownSchemaError."""
+        return schema_at(self.schemas, schema_id, f"topic {self.name}")
+
+    def schema_message(self, schema_id: int) -> bytes:
+        """The IPC message of the schema. Raises UnknownSchemaError."""
+        return schema_at(self.schema_bytes, schema_id, f"topic {self.name}")
 
     def deleted_before(self, partition: int) -> int:
         """Records of the partition before this offset were deleted; 0: none were."""

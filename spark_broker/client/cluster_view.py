@@ -20,7 +20,8 @@ from spark_broker.protocol.messages import (
     PartitionMetadata,
     TopicMetadata,
 )
-from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
+from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.protocol.schema_ids import UNKNOWN, parsed, schema_at
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,12 @@ class TopicView:
 
     @cached_property
     def schemas(self) -> tuple[pa.Schema, ...]:
-        """By schema id."""
-        return tuple(schema_from_bytes(data) for data in self.schema_bytes) or (DEFAULT_SCHEMA,)
+        """By schema id, as far as they are known (`schema_of`)."""
+        return parsed(self.schema_bytes) or (DEFAULT_SCHEMA,)
+
+    def schema_of(self, schema_id: int) -> pa.Schema:
+        """Raises UnknownSchemaError (retriable): this client, or the broker that it asked, may lag behind."""
+        return schema_at(self.schemas, schema_id, f"topic {self.name!r}")
 
     @property
     def schema(self) -> pa.Schema:
@@ -205,7 +210,7 @@ def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
     if old is not None and old.topic_id == new.topic_id:
         partitions = [_newer(old, state) for state in partitions] + list(old.partitions[len(partitions) :])
         # Schemas are only ever added: a broker that has fewer of them lags behind.
-        schemas = max(tuple(new.schemas), old.schema_bytes, key=len)
+        schemas = max(tuple(new.schemas), old.schema_bytes, key=lambda known: (len(known), -known.count(UNKNOWN)))
         unchanged = (old.schema_bytes, old.config, old.history, old.log_starts)
         if (schemas, new.config, new.history, tuple(new.log_starts)) == unchanged:
             return _with_partitions(old, tuple(partitions))

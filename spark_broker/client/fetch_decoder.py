@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.partition_position import Prefetched
-from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.arrays import from_numpy, scalar_of
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas
@@ -46,7 +45,7 @@ class Projection:
 
     def batch(self, message: memoryview, schema_id: int) -> pa.RecordBatch:
         """The rows with every column that was asked for."""
-        stored, current = self.topic.schemas[schema_id], self.topic.schema
+        stored, current = self.topic.schema_of(schema_id), self.topic.schema
         if self.asked is None:
             return conform(decode_batch(message, stored), current)
         names = columns_stored(stored, self.asked)
@@ -66,8 +65,8 @@ def decode_fetched(
     Small ones are checked now, and decoded when the caller wants them.
 
     Offsets at the end that the broker passed over, where markers or aborted batches are, come as one entry without a
-    batch; those in between are simply missing. Raises CorruptMessageError, and UnknownTopicOrPartitionError (retriable)
-    for a schema that is not known yet.
+    batch; those in between are simply missing. Raises CorruptMessageError, and UnknownSchemaError (retriable) for a
+    schema that is not known yet.
     """
     fetched: list[Prefetched] = []
     for frame in frames:
@@ -85,9 +84,7 @@ def decode_fetched(
 
 
 def _decoder(frame: Frame, partition: int, fetch_offset: int, projection: Projection) -> Callable[[], ConsumedBatch]:
-    topic = projection.topic
-    if frame.header.schema_id >= len(topic.schemas):
-        raise UnknownTopicOrPartitionError(f"topic {topic.name!r} has a newer schema than this client knows")
+    projection.topic.schema_of(frame.header.schema_id)
     if frame.header.length < AHEAD_BYTES:
         return partial(_consumed, frame, partition, fetch_offset, projection)
     batch = _consumed(frame, partition, fetch_offset, projection)

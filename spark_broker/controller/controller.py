@@ -57,6 +57,7 @@ from spark_broker.controller.records import (
 from spark_broker.controller.registration import Registration, RegistrationRules, older_copy, register
 from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionState, SessionTimes
 from spark_broker.controller.topic_notes import topic_notes
+from spark_broker.controller.topic_schema import adopted
 from spark_broker.core.machine import Machine
 from spark_broker.core.machine import event as event_of_machine
 from spark_broker.errors import (
@@ -421,6 +422,8 @@ class Controller(Machine[ControllerStanding]):
         if not self._cluster_stops:
             self._follow(self._clocks.heard(session.broker_id, event), now_ms)
         self._quarantine_damaged(session, beat)
+        told = f"broker {session.broker_id} has told of schemas that older metadata lacks"
+        self._apply(adopted(self.image, beat.schemas), told)
         leaderless = self._log_ends.report(self.image, session.broker_id, beat.log_ends)
         may_stop = beat.wants_shutdown and self._shut_down(session)
         self._hear_of_disk(session, beat)

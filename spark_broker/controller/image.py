@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import MappingProxyType
 
 from spark_broker.controller.records import (
@@ -27,21 +26,21 @@ from spark_broker.controller.records import (
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
+    SchemaIdsRecord,
     SchemaRecord,
     TombstonesRecord,
     TopicConfigRecord,
     TopicRecord,
     UnregisterBrokerRecord,
 )
+from spark_broker.controller.tombstones import Tombstones
 from spark_broker.controller.topic_history import TopicHistory, not_below, replayed
 from spark_broker.errors import InvariantError, invariant
 from spark_broker.model import NO_EPOCH, NO_LEADER
+from spark_broker.protocol.schema_ids import is_known, with_schema
 
 WRITERS_MAX = 1000
 """Controllers that an image remembers."""
-
-TOMBSTONES_MAX = 10_000
-"""Deleted topics that an image remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +50,6 @@ class MetadataWriter:
     epoch: int
     name: str
     begins: int
-
-
-class Tombstones:
-    """The ids of the newest topics that were deleted, in order. That a topic is unknown does not say that it was."""
-
-    def __init__(self, topic_ids: Sequence[str] = ()) -> None:
-        self._topic_ids = tuple(topic_ids)
-
-    @cached_property
-    def _lookup(self) -> frozenset[str]:
-        return frozenset(self._topic_ids)
-
-    def __contains__(self, topic_id: object) -> bool:
-        return topic_id in self._lookup
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._topic_ids)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tombstones) and self._topic_ids == other._topic_ids
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<{len(self._topic_ids)} tombstones>"
-
-    def with_one(self, topic_id: str) -> Tombstones:
-        return Tombstones((*self._topic_ids[1 - TOMBSTONES_MAX :], topic_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +115,7 @@ class PartitionRegistration:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic. `partitions[p]` is partition p, `schemas[i]` the IPC schema message of schema id i.
+    """A topic. `partitions[p]` is partition p, `schemas[i]` the IPC schema message of schema id i (`UNKNOWN`: none is).
 
     Records before `log_starts[p]` of partition p were deleted, on demand or by the topic's retention, wherever they
     were: in the log or in the topic's table. A partition beyond these lost none so.
@@ -158,6 +129,12 @@ class TopicState:
     partitions: tuple[PartitionRegistration, ...] = ()
     history: TopicHistory | None = None
     log_starts: tuple[int, ...] = ()  # Invariant: never fall
+    schema_ids: int = 0  # those below it may have been given out by records that this log lacks; see `lineage`
+
+    @property
+    def next_schema_id(self) -> int:
+        """The id of the next schema: none was given this one."""
+        return max(len(self.schemas), self.schema_ids)
 
     def log_start(self, partition: int) -> int:
         """The first offset of the partition that was not deleted; 0: none was."""
@@ -318,8 +295,10 @@ class _Builder:
             case UnregisterBrokerRecord():
                 self._broker(record.broker_id, record.broker_epoch)
                 del self.brokers[record.broker_id]
-            case TopicRecord() | SchemaRecord() | TopicConfigRecord() | RemoveTopicRecord():
+            case TopicRecord() | TopicConfigRecord() | RemoveTopicRecord():
                 self._replay_topic(record)
+            case SchemaRecord() | SchemaIdsRecord():
+                self._replay_schema(record)
             case HistoryRecord() | HistoryStatusRecord():
                 self._replay_history(record)
             case LogStartsRecord():
@@ -346,18 +325,13 @@ class _Builder:
             broker = replace(broker, in_controlled_shutdown=record.in_controlled_shutdown)
         self.brokers[broker.id] = broker
 
-    def _replay_topic(self, record: TopicRecord | SchemaRecord | TopicConfigRecord | RemoveTopicRecord) -> None:
+    def _replay_topic(self, record: TopicRecord | TopicConfigRecord | RemoveTopicRecord) -> None:
         match record:
             case TopicRecord():
                 invariant(record.name not in self.topic_ids, "the topic %s is created twice", record.name)
                 self.topic_ids[record.name] = record.topic_id
                 config = MappingProxyType(dict(record.config))
                 self.topics[record.topic_id] = TopicState(record.name, record.topic_id, config, record.internal)
-            case SchemaRecord():
-                topic = self._topic(record.topic_id)
-                follows = record.schema_id == len(topic.schemas)
-                invariant(follows, "schema %d of %s: a gap", record.schema_id, topic.name)
-                self.topics[record.topic_id] = replace(topic, schemas=(*topic.schemas, record.schema))
             case TopicConfigRecord():
                 config = MappingProxyType(dict(record.config))
                 self.topics[record.topic_id] = replace(self._topic(record.topic_id), config=config)
@@ -366,6 +340,18 @@ class _Builder:
                 del self.topics[record.topic_id]
                 self._partitions.pop(record.topic_id, None)
                 self._image = replace(self._image, tombstones=self._image.tombstones.with_one(record.topic_id))
+
+    def _replay_schema(self, record: SchemaRecord | SchemaIdsRecord) -> None:
+        topic = self._topic(record.topic_id)
+        if isinstance(record, SchemaIdsRecord):
+            schema_ids = max(topic.schema_ids, record.next_schema_id)
+            self.topics[record.topic_id] = replace(topic, schema_ids=schema_ids)
+            return
+        new = record.schema_id <= topic.next_schema_id and not is_known(topic.schemas, record.schema_id)
+        invariant(new, "schema %d of %s: a gap, or known", record.schema_id, topic.name)
+        self.topics[record.topic_id] = replace(
+            topic, schemas=with_schema(topic.schemas, record.schema_id, record.schema)
+        )
 
     def _replay_history(self, record: HistoryRecord | HistoryStatusRecord) -> None:
         topic = self._topic(record.topic_id)

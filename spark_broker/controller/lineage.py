@@ -20,6 +20,7 @@ from spark_broker.controller.records import (
     OlderMetadataRecord,
     PartitionChangeRecord,
     ProducerIdsRecord,
+    SchemaIdsRecord,
 )
 from spark_broker.errors import OlderMetadataError
 from spark_broker.model import NO_EPOCH, NO_LEADER
@@ -30,6 +31,9 @@ NUMBERS_SPARED = 1_000_000
 
 BROKER_IDS_SPARED = 1000
 """For brokers that the copy does not know, and that come later than a new one does."""
+
+SCHEMA_IDS_SPARED = 1000
+"""A topic never has more schemas (`topic_schema.SCHEMAS_MAX`), so no more can have been given out after the copy."""
 
 
 def seen(image: MetadataImage) -> MetadataSeen:
@@ -90,7 +94,7 @@ def beyond(image: MetadataImage, known: MetadataSeen) -> Iterable[MetadataRecord
 
     Each acceptance of an older copy spares numbers. A broker may have seen as many acceptances as this log has, or
     more. Then a copy from before them was accepted again, and the same leader epochs were spared, and given out. They
-    go on beyond all of those, before all replicas are compared and anybody is elected.
+    go on beyond all of those, before all replicas are compared and anybody is elected. So do ids of schemas.
     """
     if known.last_launch > image.last_launch:
         yield LaunchRecord(known.last_launch)
@@ -109,6 +113,7 @@ def beyond(image: MetadataImage, known: MetadataSeen) -> Iterable[MetadataRecord
                 unclean=state.unclean_epoch == state.leader_epoch,
                 leader_epoch=state.leader_epoch + again * NUMBERS_SPARED,
             )
+        yield from _spare_schema_ids(image, again)
 
 
 def accept(image: MetadataImage) -> Sequence[MetadataRecord]:
@@ -118,12 +123,21 @@ def accept(image: MetadataImage) -> Sequence[MetadataRecord]:
     (`unclean.recover`). Offsets of the metadata go on above those that clients have seen: they take a broker with lower
     ones for one that lags behind. Leader epochs go on above those that the lost records may have given out: an epoch
     and an offset must never name two batches. So do producer ids: brokers may not have saved what they were given. Ids
-    of brokers go on above those of brokers that the copy does not know.
+    of brokers go on above those of brokers that the copy does not know. Ids of schemas go on above those in which
+    batches may be stored: brokers tell of these schemas before anybody is elected (`topic_schema.adopted`).
     """
     beyond = OffsetRecord(image.next_offset + NUMBERS_SPARED)
     ids = ProducerIdsRecord(image.next_producer_id + NUMBERS_SPARED)
     brokers = BrokerIdsRecord(image.next_broker_id + BROKER_IDS_SPARED)
-    return [OlderMetadataRecord(image.controller_epoch), beyond, ids, brokers, *_compare_all(image)]
+    schemas = _spare_schema_ids(image, 1)
+    return [OlderMetadataRecord(image.controller_epoch), beyond, ids, brokers, *schemas, *_compare_all(image)]
+
+
+def _spare_schema_ids(image: MetadataImage, times: int) -> Iterable[SchemaIdsRecord]:
+    """Internal topics have one schema for ever."""
+    for topic in image.topics.values():
+        if not topic.internal:
+            yield SchemaIdsRecord(topic.topic_id, topic.next_schema_id + times * SCHEMA_IDS_SPARED)
 
 
 def _compare_all(image: MetadataImage) -> Iterable[PartitionChangeRecord]:

@@ -117,7 +117,10 @@ class TopicRecord(Record, frozen=True, tag=6):
 
 
 class SchemaRecord(Record, frozen=True, tag=7):
-    """The topic's schema `schema_id` (0, 1, ...): the IPC schema message as it is stored in segments."""
+    """The topic's schema `schema_id` (0, 1, ...): the IPC schema message as it is stored in segments.
+
+    Ids are skipped where a SchemaIdsRecord says so. Records about them may follow later.
+    """
 
     topic_id: TopicId
     schema_id: int
@@ -195,6 +198,13 @@ class TombstonesRecord(Record, frozen=True, tag=19):
     topic_ids: Annotated[list[TopicId], Meta(max_length=100_000)]
 
 
+class SchemaIdsRecord(Record, frozen=True, tag=20):
+    """Ids of the topic's schemas below `next_schema_id` may have been given out by records that this log lacks."""
+
+    topic_id: TopicId
+    next_schema_id: int
+
+
 class ProducerIdsRecord(Record, frozen=True, tag=12):
     """Producer ids below `next_producer_id` were given out."""
 
@@ -262,6 +272,7 @@ MetadataRecord = (
     | OlderMetadataRecord
     | OffsetRecord
     | TombstonesRecord
+    | SchemaIdsRecord
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,12 +18,14 @@ from spark_broker.controller.records import (
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    SchemaIdsRecord,
     SchemaRecord,
     TombstonesRecord,
     TopicRecord,
 )
 from spark_broker.controller.topic_history import history_records
 from spark_broker.model import NO_EPOCH
+from spark_broker.protocol.schema_ids import UNKNOWN
 
 
 def image_from_snapshot(records: Sequence[MetadataRecord], next_offset: int) -> MetadataImage:
@@ -91,7 +93,9 @@ def _liveness(broker: BrokerState) -> BrokerChangeRecord:
 
 def _topic_records(topic: TopicState) -> list[MetadataRecord]:
     records: list[MetadataRecord] = [TopicRecord(topic.name, topic.topic_id, dict(topic.config), topic.internal)]
-    records += [SchemaRecord(topic.topic_id, i, schema) for i, schema in enumerate(topic.schemas)]
+    if topic.schema_ids:
+        records.append(SchemaIdsRecord(topic.topic_id, topic.schema_ids))
+    records += [SchemaRecord(topic.topic_id, i, schema) for i, schema in enumerate(topic.schemas) if schema != UNKNOWN]
     records += [partition_record(topic.topic_id, p, state) for p, state in enumerate(topic.partitions)]
     records += history_records(topic.topic_id, topic.history)
     if topic.log_starts:

@@ -18,6 +18,7 @@ from spark_broker.controller.records import (
     TopicRecord,
 )
 from spark_broker.controller.topic_history import TopicHistory
+from spark_broker.protocol.schema_ids import is_known
 
 OF_TOPICS = (
     TopicRecord
@@ -48,8 +49,9 @@ def _notes(before: TopicState | None, after: TopicState | None) -> list[Note]:
         changes.append(f"has {len(after.partitions)} partitions (was {len(before.partitions)})")
     if after.config != before.config:
         changes.append(f"has settings {_settings(after.config)} (was {_settings(before.config)})")
-    if len(after.schemas) != len(before.schemas):
-        changes.append(f"has schema {len(after.schemas) - 1}")
+    if after.schemas != before.schemas:
+        new = [n for n in range(len(after.schemas)) if is_known(after.schemas, n) and not is_known(before.schemas, n)]
+        changes.append(f"has schema {', '.join(map(str, new))}")
     if after.history != before.history and after.history is not None:
         changes.append(_of_history(before.history or TopicHistory(), after.history))
     if after.log_starts != before.log_starts:

@@ -22,6 +22,11 @@ from spark_broker.errors import ElectionNotNeededError, EligibleLeadersNotAvaila
 from spark_broker.model import NO_LEADER
 
 
+def awaits_comparison(state: PartitionRegistration) -> bool:
+    """Whether no replica may lead before all of them were compared, or somebody accepts a loss."""
+    return state.leader == NO_LEADER and not state.isr and not state.elr
+
+
 def recover(image: MetadataImage, ends: LogEnds, keys: Iterable[Key]) -> tuple[MetadataRecord, ...]:
     """Elect the most complete replica of partitions that lost every complete copy, once all replicas can be compared.
 
@@ -31,7 +36,7 @@ def recover(image: MetadataImage, ends: LogEnds, keys: Iterable[Key]) -> tuple[M
     records: list[MetadataRecord] = []
     for key in keys:
         state = image.partition(*key)
-        if state is None or state.leader != NO_LEADER or state.isr or state.elr or state.damaged:
+        if state is None or not awaits_comparison(state) or state.damaged:
             continue
         known_ends = ends.known(image, key, state)
         if set(known_ends) == set(state.replicas):

@@ -132,7 +132,10 @@ class Cleaner:
         self.result = PassResult()
 
     def swaps(self) -> Iterator[Swap]:
-        """Carry each one out before you ask for the next. Raises OSError, StorageFullError, and what `pace` raises."""
+        """Carry each one out before you ask for the next.
+
+        Raises OSError, StorageFullError, CorruptMessageError, UnknownSchemaError, and what `pace` raises.
+        """
         self.result.clean_to = clean_to = self._note_what_is_new()
         group: list[_Examined] = []
         for segment in self._plan.segments:
@@ -240,7 +243,7 @@ class Cleaner:
         self._check_room(sum(examined.size_bytes for examined in group))
         rewriting = Rewriting(self._rows, self._chunks, self._plan.segment_bytes_max)
         parts = self._paced(rewriting.parts([(examined.segment, examined.outcomes) for examined in group]))
-        message = self._rows.schema_messages[first.first.schema_id]
+        message = self._rows.schema_message(first.first.schema_id)
         compacted = write_compacted(self._fs, self._directory, first.base_offset, message, parts)
         return compacted, rewriting.taken
 

@@ -14,9 +14,10 @@ from spark_broker.errors import CorruptMessageError
 from spark_broker.native_calls import native_calls
 from spark_broker.protocol.arrays import to_numpy
 from spark_broker.protocol.arrow_message import row_deltas
-from spark_broker.protocol.frame import ROW_OFFSETS, Frame
+from spark_broker.protocol.frame import ROW_OFFSETS
 from spark_broker.protocol.keys import key_array
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.protocol.schema_ids import schema_at
 from spark_broker.storage.log_view import Chunk
 
 Mask = npt.NDArray[np.bool_]
@@ -35,25 +36,29 @@ class KeyedRows:
         key_columns: Sequence[str],
         timestamp_column: str = "",
     ) -> None:
-        """`schemas[i]` and `schema_messages[i]` are those of schema id i."""
-        self.schemas = tuple(schemas)
-        self.schema_messages = tuple(schema_messages)
+        """`schemas[i]` and `schema_messages[i]` are those of schema id i, as far as it is known."""
+        self._schemas = tuple(schemas)
+        self._schema_messages = tuple(schema_messages)
         self._key_columns = tuple(key_columns)
         self._timestamp_column = timestamp_column
 
-    def schema_of(self, frame: Frame) -> pa.Schema:
-        """The schema in which the batch is stored."""
-        return self.schemas[frame.header.schema_id]
+    def schema_of(self, schema_id: int) -> pa.Schema:
+        """Raises UnknownSchemaError. So does everything here that looks at rows."""
+        return schema_at(self._schemas, schema_id)
+
+    def schema_message(self, schema_id: int) -> bytes:
+        """The IPC message of the schema. Raises UnknownSchemaError."""
+        return schema_at(self._schema_messages, schema_id)
 
     def keys(self, chunk: Chunk) -> pa.Array:
         """The key of each row (binary), null where it has none. Raises CorruptMessageError."""
-        if not set(self._key_columns) <= set(self.schemas[chunk.schema_id].names):
+        if not set(self._key_columns) <= set(self.schema_of(chunk.schema_id).names):
             return pa.nulls(chunk.row_count, pa.binary())
         return key_array(self._columns(chunk, self._key_columns), self._key_columns)
 
     def tombstones(self, chunk: Chunk) -> Mask:
         """Which rows have no value. Those without a key are no tombstones. Raises CorruptMessageError."""
-        names = self._value_columns(self.schemas[chunk.schema_id])
+        names = self._value_columns(self.schema_of(chunk.schema_id))
         if not names:
             return np.zeros(chunk.row_count, np.bool_)
         columns = self._columns(chunk, names).columns
@@ -66,8 +71,8 @@ class KeyedRows:
 
     def _columns(self, chunk: Chunk, names: Sequence[str]) -> pa.RecordBatch:
         """These columns of all rows. The messages lie one after the other, as in a stream; only these are inflated."""
-        schema = self.schemas[chunk.schema_id]
-        stream = pa.py_buffer(b"".join((self.schema_messages[chunk.schema_id], chunk.data)))
+        schema = self.schema_of(chunk.schema_id)
+        stream = pa.py_buffer(b"".join((self.schema_message(chunk.schema_id), chunk.data)))
         fields = sorted({schema.get_field_index(name) for name in names})
         try:
             with native_calls:

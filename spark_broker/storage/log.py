@@ -150,6 +150,15 @@ class PartitionLog:
     def segment_base_offsets(self) -> tuple[int, ...]:
         return tuple(segment.base_offset for segment in self._segments)
 
+    @property
+    def schema_ids(self) -> frozenset[int]:
+        """Of the batches. Those of one segment have one schema."""
+        return frozenset(segment.first.schema_id for segment in self._segments)
+
+    def schema_message(self, schema_id: int) -> bytes:
+        """The IPC message of a schema that the log `schema_ids` has. Raises DamagedLogError or OSError."""
+        return next(s for s in self._segments if s.first.schema_id == schema_id).schema_message()
+
     def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
         """Whether the leader's next batch, of `length` bytes, begins a segment (and gets FIRST_OF_SEGMENT)."""
         segments = self._segments

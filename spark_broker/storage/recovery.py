@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_broker.errors import CorruptMessageError, DamagedLogError
+from spark_broker.errors import CorruptMessageError, DamagedLogError, UnknownSchemaError
 from spark_broker.protocol.arrow_message import verify_stored
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader
 from spark_broker.protocol.ipc_message import END_OF_STREAM, head_length, read_metadata
+from spark_broker.protocol.schema_ids import is_schema
 from spark_broker.storage.files import (
     TEMPORARY_SUFFIX,
     check_size,
@@ -44,7 +45,9 @@ from spark_broker.storage.segment import (
     ARROW_SUFFIX,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
+    PREFIX_BYTES,
     Segment,
+    read_schema_message,
     remove_files,
     segment_paths,
 )
@@ -52,11 +55,10 @@ from spark_broker.storage.segment_swap import CLEANED_SUFFIX, finish_swap
 from spark_broker.storage.start_kind import StartKind
 
 SchemaOf = Callable[[int], bytes]
-"""Schema id to the bytes of its IPC schema message."""
+"""Schema id to the bytes of its IPC schema message. Raises UnknownSchemaError."""
 
 logger = logging.getLogger(__name__)
 
-_PREFIX_BYTES = 8
 _REWRITE_BYTES = 1 << 20
 
 
@@ -333,12 +335,13 @@ def _scan(fs: FileSystem, arrow_path: Path, base_offset: int, known: EntryIndex,
     """Read batches after the known ones up to the first that is missing, torn or out of order."""
     with opened(fs, arrow_path, os.O_RDONLY) as fd:
         size = fs.size(fd)
-        schema_message = b"" if len(known) else _schema_message(fs, fd, size)
+        schema_message = b"" if len(known) else read_schema_message(fs, fd, size)
         start = position = end_position(known.entries) if len(known) else len(schema_message)
         expected = _next_offset(known) if len(known) else base_offset
         headers: list[BatchHeader] = []
         while (header := _batch_at(fs, fd, position, size)) is not None and header.base_offset == expected:
-            if not headers and schema_message != (schemas(header.schema_id) if not len(known) else b""):
+            first = not headers and not len(known)
+            if first and not _begins_with(schema_message, header.schema_id, schemas):
                 break
             headers.append(header)
             position, expected = position + header.length, header.next_offset
@@ -350,17 +353,22 @@ def _next_offset(index: EntryIndex) -> int:
     return int(index.entries["base_offset"][-1]) + int(index.entries["last_offset_delta"][-1]) + 1
 
 
-def _schema_message(fs: FileSystem, fd: int, size: int) -> bytes:
-    prefix = read_fully(fs, fd, _PREFIX_BYTES, 0)
-    length = _PREFIX_BYTES + int.from_bytes(prefix[4:8], "little")
-    return read_fully(fs, fd, length, 0) if len(prefix) == _PREFIX_BYTES and length <= size else b""
+def _begins_with(message: bytes, schema_id: int, schemas: SchemaOf) -> bool:
+    """Whether this is the schema message of the id. Where that is not known, any schema is taken for it.
+
+    Metadata that is older than the log, and was accepted, learns of the schema from this very segment.
+    """
+    try:
+        return message == schemas(schema_id)
+    except UnknownSchemaError:
+        return is_schema(message)
 
 
 def _batch_at(fs: FileSystem, fd: int, position: int, size: int) -> BatchHeader | None:
     """The header of the batch at this byte; None when no whole, valid batch is there."""
-    prefix = read_fully(fs, fd, _PREFIX_BYTES, position)
-    head_bytes = _PREFIX_BYTES + int.from_bytes(prefix[4:8], "little")
-    if len(prefix) < _PREFIX_BYTES or position + head_bytes > size:
+    prefix = read_fully(fs, fd, PREFIX_BYTES, position)
+    head_bytes = PREFIX_BYTES + int.from_bytes(prefix[4:8], "little")
+    if len(prefix) < PREFIX_BYTES or position + head_bytes > size:
         return None
     try:
         head = read_fully(fs, fd, head_bytes, position)

@@ -103,7 +103,7 @@ class Rewriting:
 
     def _gap_ends(self) -> list[Frame]:
         gap, self._gap = self._gap, None
-        return [] if gap is None else [encode_gap(self._rows.schemas[gap.schema_id], self._placed(gap))]
+        return [] if gap is None else [encode_gap(self._rows.schema_of(gap.schema_id), self._placed(gap))]
 
     def _placed(self, header: BatchHeader) -> BatchHeader:
         """The first batch of the segment says that it is; no other one does."""
@@ -119,13 +119,14 @@ class Rewriting:
             # Its transaction is decided, and what is left was committed: it must not wait for a marker, which may go.
             header = header._replace(attributes=header.attributes & ~TRANSACTIONAL)
         if outcome.fate is Fate.PLACE and header.row_count:
-            return encode_gap(self._rows.schema_of(frame), header)
+            return encode_gap(self._rows.schema_of(header.schema_id), header)
         if outcome.left is not None:
             return self._filtered(frame, header, outcome.left)
         return frame if header.attributes == frame.header.attributes else restamp(frame.message, header)
 
     def _filtered(self, frame: Frame, header: BatchHeader, left: Mask) -> Frame:
-        batch = decode_batch(frame.message, self._rows.schema_of(frame)).take(from_numpy(np.flatnonzero(left)))
+        rows = decode_batch(frame.message, self._rows.schema_of(header.schema_id))
+        batch = rows.take(from_numpy(np.flatnonzero(left)))
         return encode_compacted(batch, header, row_deltas(*frame)[left], compression_of(frame.message))
 
 

@@ -16,6 +16,7 @@ from spark_broker.errors import CorruptMessageError, DamagedLogError, KafkaStora
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader, Frame, verified_frames
 from spark_broker.protocol.ipc_message import END_OF_STREAM
+from spark_broker.protocol.schema_ids import is_schema
 from spark_broker.storage.files import (
     TEMPORARY_SUFFIX,
     SharedFile,
@@ -46,6 +47,17 @@ from spark_broker.storage.stored_run import StoredRun
 ARROW_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
 DELETED_SUFFIX = ".deleted"
+
+
+PREFIX_BYTES = 8
+"""What an Arrow message begins with: a mark, and how many bytes of metadata follow."""
+
+
+def read_schema_message(fs: FileSystem, fd: int, size: int) -> bytes:
+    """The first message of an `.arrow` file that has `size` bytes; empty where it is not whole."""
+    prefix = read_fully(fs, fd, PREFIX_BYTES, 0)
+    length = PREFIX_BYTES + int.from_bytes(prefix[4:8], "little")
+    return read_fully(fs, fd, length, 0) if len(prefix) == PREFIX_BYTES and length <= size else b""
 
 
 def segment_paths(directory: Path, base_offset: int) -> tuple[Path, Path]:
@@ -196,6 +208,14 @@ class Segment:
         """Forget the index of a sealed segment."""
         if self.sealed:
             self._index = None
+
+    def schema_message(self) -> bytes:
+        """The IPC message of the schema, with which the file begins. Raises DamagedLogError where it is none."""
+        with opened(self.fs, self.arrow_path, os.O_RDONLY) as fd:
+            message = read_schema_message(self.fs, fd, self.end)
+        if not is_schema(message):
+            raise DamagedLogError(f"{self.arrow_path.name} does not begin with a schema")
+        return message
 
     def read(self, entries: Entries, start: int, stop: int) -> list[Frame]:
         """Batches `start` up to `stop` of the snapshot, in one read, CRCs checked.

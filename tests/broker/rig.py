@@ -28,9 +28,9 @@ from spark_broker.controller.image import (
     BrokerState,
     MetadataImage,
     PartitionRegistration,
-    Tombstones,
     TopicState,
 )
+from spark_broker.controller.tombstones import Tombstones
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.arrow_message import encode_batch

@@ -30,9 +30,9 @@ from spark_broker.controller.image import (
     BrokerState,
     MetadataImage,
     PartitionRegistration,
-    Tombstones,
     TopicState,
 )
+from spark_broker.controller.tombstones import Tombstones
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.events import Fetched
 from spark_broker.errors import (

@@ -7,14 +7,20 @@ import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.controller.lineage import NUMBERS_SPARED
+from spark_broker.storage.checkpoints import write_checkpoint
+from spark_broker.storage.clean_marker import CLEAN_FILE
+from spark_broker.storage.directory_meta import META_FILE
 from spark_broker.storage.strays import bring_back, strays_in
+from tests.broker.test_unclean_election import meta_of
 from tests.conftest import WaitUntil
 from tests.support.live_copies import copy_live
 from tests.support.process_cluster import LOOPBACK, Place, ProcessCluster
@@ -220,6 +226,67 @@ def test_a_copy_that_is_accepted_again_gives_no_epoch_twice_though_no_checkpoint
     site.restore_metadata("older")
     with site.cluster(settings=rarely, accept=True) as cluster:
         assert read_all(cluster, "t") == 3 * RECORDS
+
+
+A = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+
+
+def _typed_topic_of_older_metadata(site: Site, config: Mapping[str, object] | None = None, keys: int = RECORDS) -> None:
+    """The topic got a column after the copy was made, and then records. The copy is restored."""
+    with site.cluster() as cluster, Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(NewTopic("t", 1, 3, schema=A, config={"min.insync.replicas": 2, **(config or {})}))
+        site.copy_metadata("older")
+        admin.alter_topic_schema("t", "b BIGINT")
+        with Producer(cluster.bootstrap_servers) as producer:
+            for first in range(0, RECORDS, 10):
+                rows = [{"a": n % keys, "b": n} for n in range(first, first + 10)]
+                producer.append("t", rows, partition=0).result(60)
+    site.restore_metadata("older")
+
+
+def _rows(cluster: ProcessCluster) -> list[dict[str, object]]:
+    with Consumer(cluster.bootstrap_servers, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition("t", 0)])
+        rows: list[dict[str, object]] = []
+        while batches := consumer.poll(3.0):
+            rows += [row for batch in batches for row in batch.data.to_pylist()]
+        return rows
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("machine_crash", [False, True], ids=["stopped", "machine-crash"])
+def test_records_of_a_schema_that_older_metadata_lacks_are_read_as_they_were_written(
+    site: Site, machine_crash: bool
+) -> None:
+    """Story: the next schema got the id of the one that was lost. Every BIGINT of it was read as a DOUBLE, and after a
+    crash of the machine no broker came up again.
+    """
+    _typed_topic_of_older_metadata(site)
+    for directory in site.directories() if machine_crash else ():
+        meta = replace(meta_of(directory), boot_id="another run of the machine")
+        write_checkpoint(directory / META_FILE, asdict(meta))
+        (directory / CLEAN_FILE).unlink(missing_ok=True)
+    with site.cluster(accept=True) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        admin.alter_topic_schema("t", "c DOUBLE")
+        before = [{"a": n, "b": n, "c": None} for n in range(RECORDS)]
+        assert _rows(cluster) == before
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.append("t", [{"a": RECORDS, "b": 2, "c": 0.5}], partition=0).result(60)
+    with site.cluster() as cluster:
+        assert _rows(cluster) == [*before, {"a": RECORDS, "b": 2, "c": 0.5}]
+
+
+@pytest.mark.full
+def test_a_compacted_topic_with_a_schema_that_older_metadata_lacks_ends_no_broker(
+    site: Site, wait_until: WaitUntil
+) -> None:
+    """Story: the first pass of the cleaner found a schema that was not there, and the broker ended, at each start."""
+    compacted = {"cleanup.policy": "compact", "key.columns": "a", "min.cleanable.dirty.ratio": 0, "segment.bytes": 4096}
+    _typed_topic_of_older_metadata(site, compacted, keys=10)
+    with site.cluster(accept=True, settings={**SETTINGS, "log.cleaner.backoff.ms": 10}) as cluster:
+        wait_until(lambda: "compacted up to" in site.said(), "a pass of compaction")
+        assert {row["a"]: row["b"] for row in _rows(cluster)} == {key: RECORDS - 10 + key for key in range(10)}
+        assert not cluster.ended()
 
 
 def _leader_epoch(cluster: ProcessCluster, topic: str) -> int:

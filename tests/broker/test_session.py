@@ -123,6 +123,9 @@ class Idle:
     def log_ends(self) -> list[object]:
         return []
 
+    def lost_schemas(self) -> list[object]:
+        return []
+
 
 def test_a_session_without_a_thread_for_its_heartbeats_is_followed_by_another(
     ended: Ended, monkeypatch: pytest.MonkeyPatch

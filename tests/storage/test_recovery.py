@@ -10,8 +10,11 @@ import pytest
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.frame import ENTRY_BYTES, Frame
 from spark_broker.protocol.ipc_message import END_OF_STREAM
+from spark_broker.protocol.schema_ids import schema_at
+from spark_broker.storage.config import LogConfig
+from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.start_kind import StartKind
-from tests.storage.logs import append_batch, everything, filled, make_frame, open_log, same
+from tests.storage.logs import append_batch, everything, filled, make_frame, open_log, same, schema_message
 
 ARROW = "00000000000000000000.arrow"
 INDEX = "00000000000000000000.index"
@@ -186,6 +189,36 @@ def test_an_intact_log_opens_after_any_stop(tmp_path: Path, start: StartKind) ->
     log, frames = filled(tmp_path, [False, False, True, False])
     log.close(clean=start is StartKind.CLEAN)
     _usable(tmp_path, frames, start)
+
+
+@pytest.mark.parametrize("start", list(StartKind))
+def test_a_log_opens_though_the_schema_of_a_segment_is_not_known(tmp_path: Path, start: StartKind) -> None:
+    """Story: the metadata was older than the log. A start after a crash of the machine failed."""
+    log = open_log(tmp_path)
+    frames = [append_batch(log), append_batch(log, schema_id=1), append_batch(log, schema_id=1)]
+    log.close(clean=start is StartKind.CLEAN)
+    again = PartitionLog.open(tmp_path, LogConfig(), _first_only, start=start)
+    assert same(everything(again), frames)
+    assert again.schema_ids == {0, 1}
+    assert again.schema_message(1) == schema_message(1)
+    again.close(clean=False)
+
+
+def test_a_segment_that_begins_with_no_schema_is_cut_though_its_schema_is_not_known(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    frame = append_batch(log)
+    append_batch(log, schema_id=1)
+    log.close(clean=False)
+    with (tmp_path / f"{frame.header.next_offset:020d}.arrow").open("r+b") as file:
+        file.seek(8)
+        file.write(bytes(16))
+    again = PartitionLog.open(tmp_path, LogConfig(), _first_only, start=StartKind.MACHINE_CRASH)
+    assert same(everything(again), [frame])
+    again.close(clean=False)
+
+
+def _first_only(schema_id: int) -> bytes:
+    return schema_at([schema_message(0)], schema_id)
 
 
 @pytest.mark.parametrize("start", [StartKind.PROCESS_CRASH, StartKind.MACHINE_CRASH])

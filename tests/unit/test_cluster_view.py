@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+
 from spark_broker.client.cluster_view import ClusterView, merge
+from spark_broker.errors import UnknownSchemaError
 from spark_broker.protocol.messages import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.protocol.schema_ids import UNKNOWN
 
 TOPIC_ID = "0" * 32
 OTHER_ID = "1" * 32
@@ -119,3 +125,27 @@ def test_a_controller_with_a_lower_epoch_counts_where_the_metadata_went_on() -> 
     view = merge(view, answer((1, 1_000_002), controller_epoch=3, offset=1_000_056), ["t"])
     assert view.controller_epoch == 3
     assert view.leader("t", 0) is not None
+
+
+def test_a_schema_in_the_middle_may_not_be_known_and_comes_later() -> None:
+    """Older metadata was accepted, and no broker has told of the lost schema yet."""
+    first, lost, last = (
+        schema_to_bytes(pa.schema([(name, pa.int32()) for name in names])) for names in ("n", "ns", "nsd")
+    )
+    before, after = (
+        replace(answer((1, 1)), topics=[replace(answer((1, 1)).topics[0], schemas=schemas)])
+        for schemas in ([first, UNKNOWN, last], [first, lost, last])
+    )
+    topic = merge(ClusterView(), before, ["t"]).topic("t")
+    assert topic is not None
+    assert topic.schema == topic.schema_of(2)
+    for schema_id in (1, 3, -1):
+        with pytest.raises(UnknownSchemaError):
+            topic.schema_of(schema_id)
+    for answers in ((before, after), (after, before)):
+        view = ClusterView()
+        for each in answers:
+            view = merge(view, each, ["t"])
+        merged = view.topic("t")
+        assert merged is not None
+        assert merged.schema_of(1).names == ["n", "s"]

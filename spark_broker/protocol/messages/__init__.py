@@ -79,6 +79,7 @@ from spark_broker.protocol.messages.control import (
     ReplicaStateRequest,
     ReplicaStateResponse,
     StopBroker,
+    TopicSchema,
 )
 from spark_broker.protocol.messages.groups import (
     ConsumerGroupHeartbeatRequest,
@@ -306,6 +307,7 @@ __all__ = [
     "StoredReplica",
     "StreamMessage",
     "TopicMetadata",
+    "TopicSchema",
     "TransactionDescription",
     "DescribeTransactionsResponse",
     "TransactionMarker",

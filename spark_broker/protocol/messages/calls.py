@@ -141,7 +141,7 @@ class HistoryMetadata(Message, frozen=True):
 
 
 class TopicMetadata(Message, frozen=True):
-    """`schemas[i]` is the IPC schema message of schema id i; the last one is current.
+    """`schemas[i]` is the IPC schema message of schema id i, empty where it is not known; the last one is current.
 
     `history`: None when nothing was ever tiered. `log_starts[p]`: records of partition p before it were deleted; a
     partition beyond these begins where its leader says. `next_tiering_ms`: in how many ms the cluster tiers it next;

@@ -20,6 +20,7 @@ from spark_broker.protocol.messages.common import (
     Offset,
     PartitionId,
     Port,
+    Size,
     Text,
     TopicId,
 )
@@ -109,6 +110,14 @@ class LogEnd(Message, frozen=True):
     high_watermark: Offset = -1
 
 
+class TopicSchema(Message, frozen=True):
+    """A schema of a topic: the IPC schema message with which a segment of the topic begins."""
+
+    topic_id: TopicId
+    schema_id: Size
+    schema: Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+
+
 class HeartbeatRequest(Message, frozen=True):
     """`sent_ms`: by the broker's own clock; the answer returns it. `ready`: its logs are open up to `metadata_offset`.
 
@@ -118,6 +127,7 @@ class HeartbeatRequest(Message, frozen=True):
     `wall_ms`: the broker's wall clock (UTC); -1: not said. `ahead_max_ms`: how far that clock is ahead of the
     controller's at most, as the last answer showed; None: not known yet. `full`: the broker's disk has no room.
     `offline`: by topic id, replicas whose files could not be made or opened. The broker tries again; none may lead.
+    `schemas`: some of those that logs of the broker have and its metadata lacks. Log ends of these topics come later.
     """
 
     broker_epoch: Epoch
@@ -135,6 +145,7 @@ class HeartbeatRequest(Message, frozen=True):
     offline: Annotated[
         dict[TopicId, Annotated[list[PartitionId], Meta(max_length=100_000)]], Meta(max_length=100_000)
     ] = msgspec.field(default_factory=dict)
+    schemas: Annotated[list[TopicSchema], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class HeartbeatResponse(Message, frozen=True):

@@ -34,6 +34,7 @@ from spark_broker.protocol.messages import (
     Message,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    TopicSchema,
 )
 
 CLUSTER_ID = "test-cluster"
@@ -93,6 +94,7 @@ class Cluster:
         self.full: set[int] = set()  # brokers whose disks have no room
         self.silent: set[int] = set()  # brokers that do not say how far their replicas reach
         self.offline: dict[int, set[Key]] = {}  # by broker, the replicas that it cannot use
+        self.schemas: dict[int, list[TopicSchema]] = {}  # by broker, those that it misses in the metadata
         self.logs: dict[tuple[int, str, int], tuple[int, int]] = {}  # (broker, topic id, number) to (epoch, end)
         self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
 
@@ -169,6 +171,7 @@ class Cluster:
             ahead_max_ms=self.skews_ms.get(broker, 0) - self.own_skew_ms,
             full=broker in self.full,
             offline=by_topic(self.offline.get(broker, ())),
+            schemas=self.schemas.get(broker, []),
         )
         outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms, self.wall_ms))
         sent = [e.message for e in outcome.effects if isinstance(e, Send)]

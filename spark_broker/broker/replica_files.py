@@ -193,9 +193,8 @@ class ReplicaFiles(HostedReplicas):
         self._partitions, self._offline = {**self._partitions, **partitions}, offline
 
     def _unfit(self, key: PartitionKey, opened: OpenedLog) -> SparkBrokerError | None:
-        """Why a log that was opened may not be used now: its epochs, or its schemas' ids, are ahead of the metadata,
-        which would give them out twice; or it led in the epoch that is to be led, and stopped. It may have lost its end
-        since, so that two batches would have one offset and epoch. The controller elects anew when it has heard of it.
+        """Why a log that was opened may not be used now. Its epochs or schemas are ahead of the metadata, which would
+        give them out twice. Or it led in the epoch that is to be led, and stopped: it may have lost its end since.
         """
         state, epoch = self.image.partition(*key), opened.state.epochs.latest_epoch
         if state is not None and epoch > state.leader_epoch:
@@ -203,9 +202,8 @@ class ReplicaFiles(HostedReplicas):
         if state is not None and epoch == state.leader_epoch and state.leader == self.broker_id:
             return LeaderNotAvailableError(f"it stopped while it led in epoch {epoch}: it leads in a later one only")
         next_id, newest = self.image.topics[key[0]].next_schema_id, max(opened.lost_schemas, default=-1)
-        if newest >= next_id:
-            return OlderMetadataError(f"its log has schema {newest}, and metadata.dir knows of none from {next_id} on")
-        return None
+        ahead = f"its log has schema {newest}, and metadata.dir knows of none from {next_id} on"
+        return OlderMetadataError(ahead) if newest >= next_id else None
 
     def _wanted(self, key: PartitionKey) -> WantedLog:
         state = self.image.partition(*key)

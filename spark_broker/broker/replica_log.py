@@ -146,8 +146,8 @@ class ReplicaLog:
 
     def lost_schemas(self) -> dict[int, bytes]:
         """The schemas of stored batches that the topic lacks. Raises DamagedLogError or OSError."""
-        unknown = [schema_id for schema_id in self._log.schema_ids if not self._schemas.topic.knows_schema(schema_id)]
-        return {schema_id: self._log.schema_message(schema_id) for schema_id in unknown}
+        segments, topic = self._log.view().by_schema(), self._schemas.topic
+        return {id_: segment.schema_message() for id_, segment in segments.items() if not topic.knows_schema(id_)}
 
     @property
     def log_end_offset(self) -> int:

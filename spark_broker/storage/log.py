@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -95,11 +95,7 @@ class PartitionLog:
             state = read_log_state(directory, start, fs=fs)
             segments = recover_segments(fs, directory, start, state, schemas)
             log = PartitionLog(fs, directory, config, schemas, segments, state)
-            try:
-                log._check_against(state)
-            except Exception:
-                log.close(clean=False)
-                raise
+            log._check_against(state)
         except OSError as error:
             raise storage_error(error, f"cannot open the log in {directory}") from error
         # The process that made the last segment may have died before it synced the name.
@@ -111,9 +107,13 @@ class PartitionLog:
         return log
 
     def _check_against(self, state: LogState) -> None:
-        if self._log_end_offset < max(state.log_start_offset, state.recovery_point):
-            raise DamagedLogError(f"the log ends at {self._log_end_offset}; {state} was saved")
-        self.cleaned, self._saved_state = recover_cleaned(self._fs, self.directory, state, is_empty=not self._segments)
+        with ExitStack() as undo:
+            undo.callback(self.close, clean=False)
+            if self._log_end_offset < max(state.log_start_offset, state.recovery_point):
+                raise DamagedLogError(f"the log ends at {self._log_end_offset}; {state} was saved")
+            is_empty = not self._segments
+            self.cleaned, self._saved_state = recover_cleaned(self._fs, self.directory, state, is_empty=is_empty)
+            undo.pop_all()
 
     @property
     def log_start_offset(self) -> int:
@@ -149,15 +149,6 @@ class PartitionLog:
     @property
     def segment_base_offsets(self) -> tuple[int, ...]:
         return tuple(segment.base_offset for segment in self._segments)
-
-    @property
-    def schema_ids(self) -> frozenset[int]:
-        """Of the batches. Those of one segment have one schema."""
-        return frozenset(segment.first.schema_id for segment in self._segments)
-
-    def schema_message(self, schema_id: int) -> bytes:
-        """The IPC message of a schema that the log `schema_ids` has. Raises DamagedLogError or OSError."""
-        return next(s for s in self._segments if s.first.schema_id == schema_id).schema_message()
 
     def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
         """Whether the leader's next batch, of `length` bytes, begins a segment (and gets FIRST_OF_SEGMENT)."""

@@ -90,6 +90,10 @@ class LogView(NamedTuple):
             frames += segment.read(entries, start, stop)
         return frames
 
+    def by_schema(self) -> dict[int, Segment]:
+        """A segment for each schema id that batches have. Those of one segment have one schema."""
+        return {segment.first.schema_id: segment for segment in self.segments}
+
     def locate(self, offset: int, max_bytes: int, end_offset: int) -> list[StoredRun]:
         """See `PartitionLog.locate`."""
         runs = self._runs(offset, max_bytes, end_offset)

@@ -199,8 +199,9 @@ def test_a_log_opens_though_the_schema_of_a_segment_is_not_known(tmp_path: Path,
     log.close(clean=start is StartKind.CLEAN)
     again = PartitionLog.open(tmp_path, LogConfig(), _first_only, start=start)
     assert same(everything(again), frames)
-    assert again.schema_ids == {0, 1}
-    assert again.schema_message(1) == schema_message(1)
+    by_schema = again.view().by_schema()
+    assert by_schema.keys() == {0, 1}
+    assert by_schema[1].schema_message() == schema_message(1)
     again.close(clean=False)
 
 

@@ -37,13 +37,17 @@ class Kept:
         self._streams: OrderedDict[Address, ClientStream] = OrderedDict()
 
     @contextmanager
-    def metadata(self, settings: ConsumerConfig) -> Iterator[ClusterMetadata]:
-        """Metadata of the cluster, perhaps what an earlier task has learned. It is not kept after an exception.
+    def metadata(self, settings: ConsumerConfig, cluster_id: str) -> Iterator[ClusterMetadata]:
+        """Metadata of the cluster with this id, perhaps what an earlier task has learned. It is not kept after an
+        exception.
 
         Raises InvalidConfigError.
         """
         with self._lock:
             known = self._metadata.pop(settings, None)
+        if known is not None and known.view.cluster_id != cluster_id:
+            known.close()  # A cluster was made anew at the same addresses.
+            known = None
         metadata = known or ClusterMetadata.connect(settings)
         left: ClusterMetadata | None = metadata
         try:

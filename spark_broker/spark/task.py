@@ -81,11 +81,10 @@ def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[p
     from spark_broker.client.retry import Deadline
     from spark_broker.spark import kept
 
-    with kept.KEPT.metadata(options.settings) as metadata:
+    with kept.KEPT.metadata(options.settings, task.cluster_id) as metadata:
         metadata.use({part.topic for part, _ in task.parts})
         view = metadata.view
-        is_as_new = 0 <= task.metadata_offset <= view.metadata_offset and view.cluster_id == task.cluster_id
-        if not is_as_new:
+        if not 0 <= task.metadata_offset <= view.metadata_offset:
             metadata.refresh(Deadline.after_ms(options.settings.default_api_timeout_ms))
         gone: dict[str, str] = {}
         for part, columns in task.parts:

@@ -91,6 +91,15 @@ def test_a_topic_that_was_created_again_is_read_as_it_is_now(cluster: FakeCluste
     assert read(subscribe="t").table().num_rows == 50
 
 
+def test_a_cluster_that_was_made_anew_is_read_as_it_is_now(cluster: FakeCluster, read: MakeRead) -> None:
+    """A worker process lives as long as the session: a notebook that makes another cluster goes on with it."""
+    fill(cluster, "t", 1, 100)
+    assert read(subscribe="t").table().num_rows == 100
+    cluster.make_anew()
+    fill(cluster, "t", 1, 50)
+    assert read(subscribe="t").table().num_rows == 50
+
+
 def test_metadata_that_is_older_than_the_plan_is_fetched_anew(
     cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -329,11 +329,19 @@ def test_what_is_sent_by_who_takes_no_answers_does_not_keep_the_room_while_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     look_often(monkeypatch, PATIENCE_S=0.3)
-    settings = Settings(queued_bytes=300_000, streams={"much": answers_much})
+    both_are_held = threading.Event()
+
+    def answers(stream: ServerStream) -> None:
+        both_are_held.wait(WAIT_S)
+        answers_much(stream)
+
+    settings = Settings(queued_bytes=300_000, streams={"much": answers})
     with rig(monkeypatch, settings) as served, served.peer(receive_buffer=4096) as deaf:
         deaf.open("much")
         deaf.message(REQUEST, bytes(100_000))
         deaf.message(REQUEST, bytes(150_000))
+        eventually(lambda: served.used_bytes > 240_000, WAIT_S, "its bytes are held")
+        both_are_held.set()
         is_served(served)
 
 

@@ -9,6 +9,7 @@ and `Event` of this module.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each number: too slow for each append
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -43,7 +44,17 @@ class uninterrupted:  # noqa: N801  (a context manager)
     `raised`: what a handler raised where the block waited.
     """
 
-    __slots__ = ("_came", "_handlers", "_lock", "_may_wait", "_outermost", "_pauses", "_raised", "_waits")
+    __slots__ = (
+        "_came",
+        "_could_wait",
+        "_handlers",
+        "_lock",
+        "_may_wait",
+        "_outermost",
+        "_pauses",
+        "_raised",
+        "_waits",
+    )
 
     def __init__(self, lock: _Lock | None = None) -> None:
         self._lock = lock
@@ -54,6 +65,7 @@ class uninterrupted:  # noqa: N801  (a context manager)
         self._raised: BaseException | None = None
         self._outermost: uninterrupted | None = None  # It is within this one.
         self._pauses = False  # It is within a wait of the outermost block, which goes on after this one.
+        self._could_wait = True  # whether the outermost block might wait when this one began
 
     @property
     def raised(self) -> BaseException | None:
@@ -66,7 +78,7 @@ class uninterrupted:  # noqa: N801  (a context manager)
             if outer is None:
                 self._begin()
             else:
-                self._outermost, self._pauses = outer, outer._waits
+                self._outermost, self._pauses, self._could_wait = outer, outer._waits, outer._may_wait
                 outer._waits = False
         if self._lock is not None:
             self._lock.acquire()
@@ -79,31 +91,37 @@ class uninterrupted:  # noqa: N801  (a context manager)
             self._lock.release()
         if _State.current is self:
             self._end()
-        elif self._pauses and self._outermost is not None:
-            self._outermost._may_wait = True  # as it was
-            self._outermost._go_on_waiting()
+        elif self._outermost is not None:
+            self._outermost._may_wait = self._could_wait
+            if self._pauses:
+                self._outermost._go_on_waiting()
 
     def wait_no_more(self) -> None:
         """See the function of this name."""
         self._may_wait = False
 
-    def begin_wait(self) -> bool:
-        """Call handlers at once from now on. Returns False where that is so already, or must not be."""
+    def begin_wait(self, *, anew: bool) -> bool:
+        """Call handlers at once from now on. Returns False where that is so already, or must not be.
+
+        Once one has raised, the waits of the way out are not ended, too; `anew`: this one is.
+        """
         if self._waits or not self._may_wait:
             return False
+        if anew:
+            self._raised = None
         self._go_on_waiting()
         return True
 
-    def end_wait(self) -> None:
-        """Call handlers at the end of the block again."""
+    def end_wait(self, error: BaseException | None) -> None:
+        """Call handlers at the end of the block again. `error`: what comes out of the wait."""
         self._waits = False
+        if error is not self._raised:
+            self._raised = None  # Within the wait, it was caught, or became another one.
 
     def _go_on_waiting(self) -> None:
         self._waits = True
-        if self._raised is None:
-            came, self._came = self._came, []
-            for number, frame in came:
-                self._call(number, frame)
+        while self._came and self._raised is None:
+            self._call(*self._came.pop(0))
 
     def _begin(self) -> None:
         try:
@@ -146,30 +164,42 @@ class uninterrupted:  # noqa: N801  (a context manager)
             except BaseException as error:  # noqa: BLE001  (of a handler that is back; it is raised below)
                 raised = error
         _State.current = None
-        for number, frame in self._came:
-            self._handlers[number](number, frame)
+        while self._came:
+            number, frame = self._came.pop(0)
+            try:
+                self._handlers[number](number, frame)
+            except BaseException:
+                for other, _ in self._came:
+                    signal.raise_signal(other)  # Its handler is back: Python calls it.
+                raise
         if raised is not None:
             raise raised
 
 
 class interruptible:  # noqa: N801  (a context manager)
-    """A context manager: a wait within an `uninterrupted` block. Elsewhere it does nothing."""
+    """A context manager: a wait within an `uninterrupted` block. Elsewhere it does nothing.
 
-    __slots__ = ("_of",)
+    `anew`: it can also be ended where a handler has raised before: code of the user's runs in it.
+    """
+
+    __slots__ = ("_anew", "_of")
+
+    def __init__(self, *, anew: bool = False) -> None:
+        self._anew = anew
 
     def __enter__(self) -> None:
         block = _State.current if threading.current_thread() is _MAIN else None
-        self._of = block if block is not None and block.begin_wait() else None
+        self._of = block if block is not None and block.begin_wait(anew=self._anew) else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._of is not None:
-            self._of.end_wait()
+            self._of.end_wait(error)
 
 
 def wait_no_more() -> None:
-    """A part is done, so the rest of this thread's block has to be done, too: handlers are called at its end only."""
+    """A part is done, so the rest of this thread's innermost block has to be done, too: handlers are called later."""
     if _State.current is not None and threading.current_thread() is _MAIN:
         _State.current.wait_no_more()
 
@@ -194,8 +224,10 @@ class Condition(threading.Condition):
                 return came
             finally:
                 self._acquire_restore(state)  # type: ignore[attr-defined]
-                if not came and gate in self._waiters:  # type: ignore[attr-defined]
+                if gate in self._waiters:  # type: ignore[attr-defined]
                     self._waiters.remove(gate)  # type: ignore[attr-defined]
+                elif not came:  # It was notified, and does not go on by that.
+                    self.notify()
 
 
 class Turn:
@@ -233,7 +265,7 @@ class Event:
     """As that of `threading`. No signal handler's exception leaves its lock held."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A handler may set it that has interrupted a wait for it.
         self._changed = Condition(self._lock)
         self._is_set = False
 
@@ -250,3 +282,16 @@ class Event:
         """Whether it was set within this time (s)."""
         with self._lock:
             return self._changed.wait_for(lambda: self._is_set, timeout)
+
+
+def _forked() -> None:
+    """A thread has forked while the main thread was in a block: that thread does not exist in the child."""
+    global _MAIN
+    here, block = threading.current_thread(), _State.current
+    if here is not _MAIN:
+        _MAIN, _State.current = here, None
+        for number, handler in () if block is None else block._handlers.items():
+            _signal.signal(number, handler)
+
+
+os.register_at_fork(after_in_child=_forked)

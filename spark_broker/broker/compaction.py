@@ -55,12 +55,14 @@ class PartitionCompaction:
         with self._partition.lock:
             if not self._partition.topic.is_compacted or not self._is_active:
                 return None
-            if self._partition.is_unreadable:
+            if self._partition.is_unreadable and not self._partition.replica.has_other_copy:
                 return None  # The next pass would end there, too.
             now_ms, cleaned = self._clock.wall_ms(), self._log.cleaned
             segments = self._segments(now_ms)
             if not all(self._partition.topic.knows_schema(segment.first.schema_id) for segment in segments):
                 return None  # Their rows cannot be read before the metadata has the schema.
+            if not segments:
+                return None
             dirt = _dirt(segments, cleaned.clean_to)
             policy = self._partition.topic.compaction_policy
             return dirt if is_due(dirt, cleaned, policy, self._purge_to(now_ms), now_ms) else None

@@ -24,13 +24,21 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.state_lock import StateLock
 from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import ACKS_ALL
-from spark_broker.errors import CoordinatorNotAvailableError, OffsetNotAvailableError, SparkBrokerError
+from spark_broker.errors import (
+    CoordinatorNotAvailableError,
+    KafkaStorageError,
+    OffsetNotAvailableError,
+    SparkBrokerError,
+)
 from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.murmur2 import group_partition
 
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 4_194_304
+
+AGAIN_MS = 5000
+"""A shard whose log cannot be read is tried again after this time."""
 
 FOR_EVER_MS = 2**62
 """An append has no deadline: it is committed, or the leadership ends."""
@@ -80,6 +88,7 @@ class CoordinatorRuntime(ABC, Generic[S]):
         self._events: deque[Callable[[], None]] = deque()
         self._outbox: deque[Callable[[], None]] = deque()
         self._shards: dict[int, Led[S]] = {}  # by partition of the topic
+        self._again_ms: dict[int, float] = {}  # when one that could not be read is read again
 
     # What a kind of coordinator adds. All of it runs under the lock.
 
@@ -174,7 +183,14 @@ class CoordinatorRuntime(ABC, Generic[S]):
             if current.is_current(partition):
                 return current
             self._unload(current)
-        led = self._shards[number] = self._load(number, partition)
+        now_ms = self._clock.boottime_ms()
+        if now_ms < self._again_ms.get(number, 0):
+            raise CoordinatorNotAvailableError(f"{partition} could not be read, and is tried again soon")
+        try:
+            led = self._shards[number] = self._load(number, partition)
+        except KafkaStorageError:
+            self._again_ms[number] = now_ms + AGAIN_MS  # A part cannot be read: others would wait for each try.
+            raise
         self._loaded(led)
         return led
 

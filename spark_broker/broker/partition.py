@@ -67,8 +67,7 @@ T = TypeVar("T")
 class Partition(GuardedStorage):
     """A replica that this broker hosts. Its methods take `lock`; the log is read outside of it.
 
-    `_log_listeners` (followers' streams) are notified when the log grows, `_commit_listeners` when the high watermark
-    rises.
+    `_log_listeners` (followers' streams) are notified of a longer log, `_commit_listeners` of a higher high watermark.
     """
 
     def __init__(
@@ -123,6 +122,7 @@ class Partition(GuardedStorage):
         """Drop the log and begin at `offset`. A replica that cannot do so stops: it must not lead with what it has."""
         began = self.replica.log_end_offset
         try:
+            self.guard_storage(lambda: self.topic.check_table_is_found(began > self.replica.log_start_offset))
             with self._lowering(offset):
                 self.guard_storage(lambda: self._log.restart_at(offset, [], []))
                 self._restarted(offset, began, "the topic's records below are in its table, or deleted")

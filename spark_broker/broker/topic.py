@@ -15,6 +15,7 @@ from spark_broker.controller.image import TopicState
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.compaction import CompactionPolicy
 from spark_broker.core.events import Beginning
+from spark_broker.errors import DivergedLogError
 from spark_broker.protocol.arrays import scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import ParsedBatch
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
@@ -116,6 +117,11 @@ class Topic:
         if self.history is None:
             return None
         return () if self.history.missing else self.history.ends
+
+    def check_table_is_found(self, has_records: bool) -> None:
+        """Raises DivergedLogError where a log would be emptied for what the table has, and was not found there."""
+        if has_records and self.history is not None and self.history.missing:
+            raise DivergedLogError("its topic's table was not found: these may be the last copies of its records")
 
     def history_end(self, partition: int) -> int:
         """Up to which offset (exclusive) the partition is in the topic's table; -1: the topic has none."""

@@ -55,8 +55,6 @@ class Lingering:
         self._slots: dict[TopicPartition, Slot] = {}
         # Only `_lock` is taken, and never `_waiting`: a signal handler could raise within the condition's own code.
         self._waiting = Condition(self._lock)
-        self._turns = Condition(self._lock)  # a slot's `order` is free, and `_turns_awaited` wait for one
-        self._turns_awaited = 0
         self._due: dict[Slot, float] = {}  # oldest first: every slot waits equally long
         self._thread: Worker | None = None
         self._idle = True  # whether the thread waits until it is notified
@@ -140,33 +138,17 @@ class Lingering:
             refuse_within(self)
             self._hand_on_in_order(slot, due_s, deadline)
             return
-        if slot.order.locked():
+        if slot.order.is_taken:
             refuse_within(self)
-            if deadline is not None:
-                self._await_turn(slot, deadline)
-        try:
-            with slot.order:
-                slot.order_of = here
-                try:
-                    self._hand_on_in_order(slot, due_s, deadline)
-                finally:
-                    slot.order_of = 0
-        finally:
-            if self._turns_awaited:
-                with self._lock:
-                    self._turns.notify_all()
-
-    def _await_turn(self, slot: Slot, deadline: Deadline) -> None:
-        """Wait until no thread hands on what the slot held. A lock that is taken within a time could stay locked, where
-        a signal handler raises right after.
-        """
-        with self._lock:
-            self._turns_awaited += 1
+        with uninterrupted():
+            if not slot.order.take(None if deadline is None else deadline.remaining_s):
+                raise OutOfTimeError
             try:
-                if not self._turns.wait_for(lambda: not slot.order.locked(), deadline.remaining_s):
-                    raise OutOfTimeError
+                slot.order_of = here
+                self._hand_on_in_order(slot, due_s, deadline)
             finally:
-                self._turns_awaited -= 1
+                slot.order_of = 0
+                slot.order.give_back()
 
     def _hand_on_in_order(self, slot: Slot, due_s: float, deadline: Deadline | None) -> None:
         with slot.lock:

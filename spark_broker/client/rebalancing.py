@@ -135,7 +135,7 @@ class Rebalancing:
             return
         self.telling = True
         try:
-            with interruptible():
+            with interruptible(anew=True):
                 match change.kind:
                     case ChangeKind.ASSIGNED:
                         self.listener.on_assigned(list(change.partitions))

@@ -15,6 +15,7 @@ from spark_broker.client import given
 from spark_broker.client.send_result import FutureRecordMetadata, SendResult
 from spark_broker.client.unseen import Unseen
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError
+from spark_broker.interrupts import Turn
 from spark_broker.model import TopicPartition
 from spark_broker.pages import page
 from spark_broker.protocol.arrays import nulls
@@ -171,7 +172,7 @@ def _validity(items: Sequence[object]) -> pa.Buffer:
 
 
 class Slot:
-    """Where a partition's records gather. `order` is held while a builder is handed on: none overtakes another.
+    """Where a partition's records gather. `order` is taken while a builder is handed on: none overtakes another.
 
     `order_of`: the thread that holds it; 0: none. `sealed`: builders that are full or due, the oldest first, until they
     are handed on; changed under `order`.
@@ -181,7 +182,7 @@ class Slot:
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self.topic_partition = topic_partition
-        self.order = threading.Lock()
+        self.order = Turn()
         self.order_of = 0
         self.lock = threading.Lock()
         self.builder: RecordBuilder | None = None

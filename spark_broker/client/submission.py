@@ -55,7 +55,6 @@ class Submission:
                     raise OutOfTimeError from error
                 self._note_failure(error)
                 complete(error)
-            wait_no_more()
 
     def records(
         self,
@@ -81,3 +80,4 @@ class Submission:
             else:
                 until, keeps = (deadline, False) if place or soon is None else (soon, True)
                 self.submit(view, partition, piece, done, until, self._divider.of(done), keeps=keeps)
+                wait_no_more()

@@ -21,7 +21,7 @@ from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_pipe import BrokerStatus, ControllerConfig
 from spark_broker.driver.directories import Directories, cluster_ids_in
 from spark_broker.driver.metadata_claim import end_claim_of
-from spark_broker.errors import ClusterInUseError, InvariantError, SparkBrokerError
+from spark_broker.errors import ClusterInUseError, InvariantError, ProcessLimitError, SparkBrokerError
 from spark_broker.protocol.messages import AnnounceTieringRequest, MetadataRequest, MetadataResponse
 from spark_broker.threads import BeginAgain, Worker, start
 from spark_broker.transport.client import Connection
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.2
 RESTART_PAUSE_MAX_S = 5.0
+LIMIT_PAUSE_S = 1.0
+"""A controller that comes to a limit of its process is asked again after this time."""
+
 LASTED_S = 10.0
 """A controller that ran this long is started again without a pause."""
 
@@ -142,10 +145,18 @@ class ControllerLink:
 
     def stop_brokers(self, timeout_s: float) -> None:
         """Controlled shutdown of every broker. An error is only logged: the launcher ends the rest by force."""
-        try:
-            self._client.stop_brokers(timeout_s)
-        except SparkBrokerError as error:
-            logger.warning("the controlled shutdown did not end in order: %s", error)
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._client.stop_brokers(max(until_s - time.monotonic(), 0))
+                return
+            except ProcessLimitError as error:
+                if time.monotonic() > until_s or self._closed.wait(LIMIT_PAUSE_S):
+                    logger.warning("the controlled shutdown did not begin: %s", error)
+                    return
+            except SparkBrokerError as error:
+                logger.warning("the controlled shutdown did not end in order: %s", error)
+                return
 
     def close(self) -> None:
         """End the process."""

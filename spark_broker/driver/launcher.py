@@ -18,7 +18,7 @@ from typing import Protocol
 from spark_broker.broker.spec import FAILED, MOVED, STOPPED, BrokerOutcome, BrokerSpec
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.hosts import BrokerHost
-from spark_broker.errors import SparkBrokerError, error_from_code, invariant
+from spark_broker.errors import ProcessLimitError, SparkBrokerError, error_from_code, invariant
 from spark_broker.threads import BeginAgain, Worker, begin
 
 logger = logging.getLogger(__name__)
@@ -195,9 +195,11 @@ class BrokerLauncher:
     def stop(self, timeout_s: float) -> bool:
         """Wait for the brokers to end; after `timeout_s` end the rest by force. Returns whether all left in order."""
         self.begin_stop()
-        with self._changed:
-            in_order = self._changed.wait_for(lambda: not self._running, timeout_s)
-        self._host.close()
+        try:
+            with self._changed:
+                in_order = self._changed.wait_for(lambda: not self._running, timeout_s)
+        finally:  # Ctrl-C may end the wait.
+            self._host.close()
         for thread in self._slots:
             thread.join(timeout=BACKOFF_MAX_S)
         return in_order
@@ -263,6 +265,8 @@ class BrokerLauncher:
     def _stop_broker(self, launch: int) -> None:
         try:
             self._controller.stop_broker(launch)
+        except ProcessLimitError:
+            raise  # The worker begins again after a pause.
         except SparkBrokerError as error:
             # The broker then ends with its executor, and hands over in the short time that it has.
             logger.warning("launch %d was not stopped in order: %s", launch, error)

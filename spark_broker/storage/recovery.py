@@ -27,6 +27,8 @@ from spark_broker.storage.files import (
     check_size,
     opened,
     read_fully,
+    read_range,
+    reading,
     write_atomically,
     write_fully,
 )
@@ -126,8 +128,7 @@ def _ends_with_mark(fs: FileSystem, path: Path, position: int) -> bool:
 
 
 def _bytes_at(fs: FileSystem, path: Path, position: int, length: int) -> bytes:
-    with opened(fs, path, os.O_RDONLY) as fd:
-        return read_fully(fs, fd, length, position)
+    return read_range(fs, path, length, position)
 
 
 def _index_of(fs: FileSystem, index_path: Path, length: int) -> EntryIndex:
@@ -295,7 +296,7 @@ def _rebuild(
     index = _synced_entries(fs, directory, base_offset, recovery_point)
     if fs.size_of(arrow_path) < 0:
         return None
-    rebuilt = _scan(fs, arrow_path, base_offset, index, schemas)
+    rebuilt = reading(arrow_path, lambda: _scan(fs, arrow_path, base_offset, index, schemas))
     index.extend(pack_entries(rebuilt.headers, rebuilt.start))
     if len(index) == 0:
         return None

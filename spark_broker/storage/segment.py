@@ -211,11 +211,14 @@ class Segment:
 
     def schema_message(self) -> bytes:
         """The IPC message of the schema, with which the file begins. Raises DamagedLogError where it is none."""
-        with opened(self.fs, self.arrow_path, os.O_RDONLY) as fd:
-            message = read_schema_message(self.fs, fd, self.end)
+        message = reading(self.arrow_path, self._read_schema_message)
         if not is_schema(message):
             raise DamagedLogError(f"{self.arrow_path.name} does not begin with a schema")
         return message
+
+    def _read_schema_message(self) -> bytes:
+        with opened(self.fs, self.arrow_path, os.O_RDONLY) as fd:
+            return read_schema_message(self.fs, fd, self.end)
 
     def read(self, entries: Entries, start: int, stop: int) -> list[Frame]:
         """Batches `start` up to `stop` of the snapshot, in one read, CRCs checked.

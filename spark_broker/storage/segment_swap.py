@@ -22,7 +22,7 @@ from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.frame import BatchHeader, Frame
 from spark_broker.protocol.ipc_message import END_OF_STREAM
 from spark_broker.storage.checkpoints import read_checkpoint_as, write_checkpoint
-from spark_broker.storage.files import opened, write_fully
+from spark_broker.storage.files import is_refusal, opened, write_fully
 from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.index import EntryIndex, end_position, pack_entries
 from spark_broker.storage.log_state import LogState, write_log_state
@@ -89,8 +89,13 @@ def recover_cleaned(fs: FileSystem, directory: Path, state: LogState, *, is_empt
         is_there = fs.exists(directory / COMPACTION_FILE)
         raise DamagedLogError(f"{COMPACTION_FILE} is {'an older one' if is_there else 'gone'}; {state} was saved")
     agreed = state.knowing(cleaned)
-    if agreed != state:
-        write_log_state(directory, agreed, fs=fs)
+    try:
+        if agreed != state:
+            write_log_state(directory, agreed, fs=fs)
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        return cleaned, state  # On a full disk it is saved later.
     return cleaned, agreed
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,9 +16,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from spark_broker import Producer, RecordMetadata
-from spark_broker.interrupts import interruptible, uninterrupted
+from spark_broker.interrupts import Turn, interruptible, uninterrupted, wait_no_more
 from spark_broker.protocol.frame import BatchHeader
-from spark_broker.protocol.messages import AppendRequest
+from spark_broker.protocol.messages import AppendRequest, CallRequest, EndTransactionRequest, Message
 from tests.client.fake_broker import FakeCluster
 
 ROUNDS = 150
@@ -125,6 +128,131 @@ def test_a_step_ends_before_a_handler_is_called_and_a_wait_does_not() -> None:
     assert done == ["the step"]
     with pytest.raises(Stop):
         signal.raise_signal(signal.SIGALRM)
+
+
+def test_every_signal_that_came_is_handled() -> None:
+    """Story: an alarm and Ctrl-C came within one step. The alarm's handler raised, and Ctrl-C was gone."""
+    came = []
+
+    def note(number: int, frame: object) -> None:
+        came.append(number)
+        raise Stop
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGALRM, signal.SIGUSR1)}
+    try:
+        with suppress(Stop), suppress(Stop), uninterrupted():
+            signal.raise_signal(signal.SIGALRM)
+            signal.raise_signal(signal.SIGUSR1)
+        assert came == [signal.SIGALRM, signal.SIGUSR1]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_part_that_has_to_be_done_as_a_whole_ends_with_its_block() -> None:
+    with pytest.raises(Stop), uninterrupted():  # noqa: PT012
+        with uninterrupted():
+            wait_no_more()
+            with interruptible():
+                signal.raise_signal(signal.SIGALRM)
+        with interruptible():
+            pytest.fail("the handler is called before")
+
+
+def test_a_users_code_can_be_ended_again_on_the_way_out() -> None:
+    """Story: the second Ctrl-C in a consumer's `close` did not end its listener, which waited for a dead database."""
+    with pytest.raises(Stop), uninterrupted():  # noqa: PT012
+        try:
+            with interruptible():
+                signal.raise_signal(signal.SIGALRM)
+        finally:
+            with suppress(Stop), interruptible(anew=True):
+                signal.raise_signal(signal.SIGALRM)
+                pytest.fail("the handler is called at once")
+
+
+def test_a_wait_that_catches_what_a_handler_raised_can_be_ended_again() -> None:
+    with pytest.raises(Stop), uninterrupted():  # noqa: PT012
+        with interruptible(), suppress(Stop):
+            signal.raise_signal(signal.SIGALRM)
+        with interruptible():
+            signal.raise_signal(signal.SIGALRM)
+            pytest.fail("the handler is called at once")
+
+
+def test_a_turn_that_an_interrupted_thread_has_got_is_the_next_ones() -> None:
+    """Story: the thread that was notified left by Ctrl-C, and the next one waited for ever."""
+    turn, got = Turn(), threading.Event()
+    assert turn.take()
+
+    def wait_for_it() -> None:
+        turn.take()
+        got.set()
+
+    def give_back_and_interrupt(number: int, frame: object) -> None:
+        turn.give_back()  # This thread is notified, and leaves all the same.
+        raise Stop
+
+    signal.signal(signal.SIGALRM, give_back_and_interrupt)
+    waiting = threading.Timer(0.2, wait_for_it)
+    waiting.start()
+    with suppress(Stop), interrupted_after(0.5), uninterrupted():
+        turn.take()
+    assert got.wait(10.0)
+    waiting.join()
+
+
+@pytest.mark.parametrize("ends", ["commit_transaction", "abort_transaction"])
+def test_the_end_of_a_transaction_can_be_ended_while_brokers_are_frozen(cluster: FakeCluster, ends: str) -> None:
+    """Story: after `send`, Ctrl-C did nothing for minutes."""
+    cluster.create("t", 1)
+    gate = threading.Event()
+
+    def wait(broker: int, request: AppendRequest, header: BatchHeader) -> None:
+        gate.wait(60)
+
+    def hold(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, EndTransactionRequest):
+            gate.wait(60)
+        return None
+
+    with Producer(cluster.bootstrap, transactional_id="x", linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        producer.send("t", b"x")
+        cluster.append_hook = wait
+        cluster.call_hook = hold
+        began_s = time.monotonic()
+        with suppress(Stop), interrupted_after(0.3):
+            getattr(producer, ends)()
+        assert time.monotonic() - began_s < 10, "it waits on"
+        gate.set()
+        if ends == "commit_transaction":
+            producer.abort_transaction()
+
+
+def test_a_child_that_another_thread_forks_has_the_callers_handlers() -> None:
+    """Story: in a child that a thread had forked while the main thread polled, Ctrl-C did nothing."""
+    command = [sys.executable, "-c", FORKS_IN_A_THREAD]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.splitlines() == ["handled"], ended.stderr
+
+
+FORKS_IN_A_THREAD = """
+import os, signal, threading
+from spark_broker.interrupts import uninterrupted
+
+def fork():
+    if not os.fork():
+        signal.raise_signal(signal.SIGUSR1)
+        os._exit(0)
+    os.wait()
+
+signal.signal(signal.SIGUSR1, lambda number, frame: print("handled", flush=True))
+with uninterrupted():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+"""
 
 
 def test_the_callers_handlers_are_as_they_were() -> None:

@@ -69,13 +69,14 @@ def on_signal(attempt: Attempt) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type[object], name: str, attempt: Attempt) -> Iterator[None]:
-    """A signal comes in the middle of this method, when the main thread is in it."""
-    original = getattr(kind, name)
+    """A signal comes in the middle of this method, when the main thread is in it for the first time."""
+    original, comes = getattr(kind, name), [True]
 
     with on_signal(attempt) as raise_signal:
 
         def interrupted(self: object, *given: object, **named: object) -> object:
-            if threading.current_thread() is threading.main_thread():
+            if threading.current_thread() is threading.main_thread() and comes:
+                comes.clear()
                 raise_signal()
             return original(self, *given, **named)
 
@@ -103,7 +104,11 @@ def test_a_handler_between_calls_does_what_it_wants(cluster: FakeCluster, call: 
         assert sent.result(WAIT_S).offset == 0
 
 
-@pytest.mark.parametrize("call", [*PRODUCER_CALLS, lambda producer: producer.send("t", b"y", partition=0)])
+def send(producer: Producer) -> object:
+    return producer.send("t", b"y", partition=0)
+
+
+@pytest.mark.parametrize("call", [*PRODUCER_CALLS, send])
 @pytest.mark.parametrize(("kind", "name"), [(RecordBuilder, "add"), (SenderMachine, "enqueue")])
 def test_a_handler_that_interrupts_a_call_is_refused_at_once(
     cluster: FakeCluster,
@@ -119,8 +124,11 @@ def test_a_handler_that_interrupts_a_call_is_refused_at_once(
         attempt = Attempt(lambda: call(producer))
         with interrupting(monkeypatch, kind, name, attempt):
             sent = producer.send("t", b"a", partition=0)
-        attempt.check(ReentrantCallError)
-        assert "signal handler" in str(attempt.error)
+        if call is send and kind is SenderMachine:
+            attempt.check(None)  # The handler is called when the micro-batch was handed on.
+        else:
+            attempt.check(ReentrantCallError)
+            assert "signal handler" in str(attempt.error)
         assert sent.result(WAIT_S).offset == 1
         producer.flush()
 

@@ -19,16 +19,8 @@ from spark_broker.broker.high_watermarks import SavedHighWatermarks
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
-from spark_broker.controller.image import PartitionRegistration
 from spark_broker.core.replica import RecoveredLog
-from spark_broker.errors import (
-    DamagedLogError,
-    InvariantError,
-    KafkaStorageError,
-    SparkBrokerError,
-    UnreadableLogError,
-)
-from spark_broker.model import NO_LEADER
+from spark_broker.errors import DamagedLogError, InvariantError, KafkaStorageError, SparkBrokerError
 from spark_broker.process_limits import limit_reached
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.files import storage_error
@@ -102,22 +94,11 @@ class OpenedLog:
 
 @dataclass(frozen=True, slots=True)
 class WantedLog:
-    """A replica of this broker. `is_electable`: it is in the ISR or the ELR, where an empty log would do harm.
-    `has_other_leader`: another broker leads the partition, and has what is committed.
-    """
+    """A replica of this broker. `is_electable`: it is in the ISR or the ELR, where an empty log would do harm."""
 
     topic: Topic
     number: int
     is_electable: bool
-    has_other_leader: bool
-
-    @staticmethod
-    def of(topic: Topic, number: int, state: PartitionRegistration | None, broker_id: int) -> WantedLog:
-        """`state`: as the metadata has it; None: the topic is being deleted."""
-        if state is None:
-            return WantedLog(topic, number, is_electable=False, has_other_leader=False)
-        has_other_leader = state.leader not in (NO_LEADER, broker_id)
-        return WantedLog(topic, number, broker_id in (*state.isr, *state.elr), has_other_leader)
 
 
 class LogOpener:
@@ -153,9 +134,9 @@ class LogOpener:
         try:
             return self._open(wanted)
         except SparkBrokerError as error:
-            return _judged(error, wanted)
+            return error
         except OSError as error:
-            return _judged(storage_error(error, what), wanted)
+            return storage_error(error, what)
         except InvariantError:
             raise
         except Exception as error:  # noqa: BLE001 (it is the replica's, and logged as such)
@@ -188,10 +169,3 @@ class LogOpener:
         crashed = self._directory.start_kind is StartKind.MACHINE_CRASH
         if wanted.is_electable and not crashed and log_end_offset < high_watermark:
             raise DamagedLogError(f"its log ends at {log_end_offset}; it had committed up to offset {high_watermark}")
-
-
-def _judged(error: SparkBrokerError, wanted: WantedLog) -> SparkBrokerError:
-    """What cannot be read is damage where another broker has it: the replica is fetched again."""
-    if isinstance(error, UnreadableLogError) and wanted.has_other_leader:
-        return DamagedLogError(error.message)
-    return error

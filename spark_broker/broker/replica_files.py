@@ -206,7 +206,9 @@ class ReplicaFiles(HostedReplicas):
         return OlderMetadataError(ahead) if newest >= next_id else None
 
     def _wanted(self, key: PartitionKey) -> WantedLog:
-        return WantedLog.of(self._topics[key[0]], key[1], self.image.partition(*key), self.broker_id)
+        state = self.image.partition(*key)
+        electable = state is not None and self.broker_id in (*state.isr, *state.elr)
+        return WantedLog(self._topics[key[0]], key[1], electable)
 
     def _is_missing(self, key: PartitionKey, *, retried: bool = False) -> bool:
         """Whether the replica belongs here and is not open. `retried`: also where it is offline."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.broker.partition import Partition
 from spark_broker.config import TopicConfig
 from spark_broker.errors import NotLeaderOrFollowerError
-from spark_broker.storage.checkpoints import LEADER_EPOCHS_FILE
 from spark_broker.testing.replicas import compare_replicas
 from tests.broker.rig import KEY, Rig, RigBroker
 from tests.broker.test_unclean_election import directory_of, state
@@ -197,26 +194,3 @@ def test_a_consumer_reads_every_record_of_a_log_whose_leader_is_damaged(
         assert compare_replicas(cluster.base / "logs", tp, replicas, up_to_offset=len(VALUES)) == ()
         assert processes == [cluster.pid(slot) for slot in range(3)]
         assert cluster.launch_ended() == []
-
-
-def test_a_replica_whose_file_cannot_be_read_at_its_start_is_fetched_again(process_cluster: ProcessCluster) -> None:
-    """Story: it stayed offline for good, though another broker had all of it."""
-    cluster, tp = process_cluster, TopicPartition("unreadable-at-start", 0)
-    with Admin(cluster.bootstrap_servers) as admin:
-        config = {"segment.bytes": "4096", "min.insync.replicas": "2"}
-        admin.create_topic(NewTopic(tp.topic, partitions=1, replication_factor=3, config=config))
-        with Producer(cluster.bootstrap_servers) as producer:
-            for value in VALUES:
-                producer.send(tp.topic, value=value, partition=0).result(30)
-        before = state(admin, tp)
-        follower = next(broker for broker in before.replicas if broker != before.leader)
-        log = directory_of(cluster, follower) / str(tp)
-        pid = next(broker.pid for broker in cluster.controller.status().brokers if broker.id == follower)
-        slot = cluster.slot_of(pid)
-        assert slot is not None
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: slot in cluster.ended(), what="the broker is gone")
-        make_unreadable(log, LEADER_EPOCHS_FILE)
-        cluster.launch(slot)
-        eventually(lambda: set(state(admin, tp).isr) == set(before.replicas), what="everybody is in sync again")
-        assert [path.name for path in log.parent.glob(f"{tp}.*")] == [f"{tp}.0.damaged"]

@@ -103,7 +103,7 @@ class uninterrupted:  # noqa: N801  (a context manager)
     def begin_wait(self, *, anew: bool) -> bool:
         """Call handlers at once from now on. Returns False where that is so already, or must not be.
 
-        Once one has raised, the waits of the way out are not ended, too; `anew`: this one is.
+        Once one has raised, the first wait of the way out is not ended, too; `anew`: this one is.
         """
         if self._waits or not self._may_wait:
             return False

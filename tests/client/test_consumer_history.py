@@ -26,6 +26,7 @@ from spark_broker.protocol.messages import CallRequest, HistoryMetadata, Message
 from spark_broker.times import from_us, nearest_to_us
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.support.delta_files import table_id
+from tests.support.table_rows import with_time
 
 BOUNDARY = 30
 LOG_START = 20
@@ -143,12 +144,7 @@ def test_a_time_that_python_cannot_hold_ends_no_consumer(
 ) -> None:
     """Story: one record had milliseconds for seconds. Each consumer that came to it in the table ended, and ended again
     after each restart."""
-    data = rows(0, BOUNDARY)
-    times = data["_timestamp"].cast(pa.int64()).to_pylist()
-    times[4] = time_us
-    at = data.schema.get_field_index("_timestamp")
-    far = data.set_column(at, "_timestamp", pa.array(times, pa.int64()).cast(data.schema.field(at).type))
-    write_deltalake(str(table), far, mode="overwrite")
+    write_deltalake(str(table), with_time(rows(0, BOUNDARY), 4, time_us), mode="overwrite")
     consumer.assign([T0])
     batches: list[ConsumedBatch] = []
     while sum(batch.data.num_rows for batch in batches) < len(EVERYTHING):

@@ -17,6 +17,7 @@ import pytest
 import spark_broker
 from spark_broker import Admin, ConsumedBatch, ConsumedRecord, Consumer, Producer, TopicPartition
 from tests.client.fake_broker import FakeCluster
+from tests.support.alarms import Stop, alarms_stop
 from tests.support.committed import committed_offset
 
 OURS = str(Path(spark_broker.__file__).parent)
@@ -31,18 +32,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 """Where the signal comes while a generator is thrown away, Python itself throws away what its handler raises."""
 
 
-class Stop(BaseException):
-    """As KeyboardInterrupt: no `except Exception` stops it."""
-
-
 @pytest.fixture(autouse=True)
 def _alarms() -> Iterator[None]:
-    def stop(number: int, frame: object) -> None:
-        raise Stop
-
-    before = signal.signal(signal.SIGALRM, stop)
-    yield
-    signal.signal(signal.SIGALRM, before)
+    with alarms_stop():
+        yield
 
 
 class Steps:

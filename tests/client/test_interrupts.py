@@ -20,6 +20,7 @@ from spark_broker.interrupts import Turn, interruptible, uninterrupted, wait_no_
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest, CallRequest, EndTransactionRequest, Message
 from tests.client.fake_broker import FakeCluster
+from tests.support.alarms import Stop, alarms_stop
 
 ROUNDS = 150
 
@@ -31,19 +32,10 @@ itself throws away what its handler raises.
 """
 
 
-class Stop(BaseException):
-    """As KeyboardInterrupt: no `except Exception` stops it."""
-
-
 @pytest.fixture(autouse=True)
 def _alarms() -> Iterator[None]:
-    def stop(number: int, frame: object) -> None:
-        raise Stop
-
-    before = signal.signal(signal.SIGALRM, stop)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    with alarms_stop():
+        yield
 
 
 @contextmanager

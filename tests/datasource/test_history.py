@@ -29,6 +29,7 @@ from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.datasource.conftest import MakeRead, MakeStream
 from tests.datasource.test_planning import SCHEMA, fill
 from tests.support.delta_files import table_id
+from tests.support.table_rows import with_time
 
 BOUNDARY = 30
 """The history has the offsets before it."""
@@ -234,12 +235,7 @@ def test_a_time_that_python_cannot_hold_stays_what_it_is(
     cluster: FakeCluster, table: Path, read: MakeRead, stream: MakeStream, time_us: int
 ) -> None:
     """Milliseconds that were taken for seconds are after the year 9999. The task failed with a bare OverflowError."""
-    data = rows(0, BOUNDARY)
-    times = data["_timestamp"].cast(pa.int64()).to_pylist()
-    times[4] = time_us
-    at = data.schema.get_field_index("_timestamp")
-    far = data.set_column(at, "_timestamp", pa.array(times, pa.int64()).cast(data.schema.field(at).type))
-    write_deltalake(str(table), far, mode="overwrite")
+    write_deltalake(str(table), with_time(rows(0, BOUNDARY), 4, time_us), mode="overwrite")
     found = read(subscribe="t").table()
     assert found["n"].to_pylist() == EVERYTHING
     assert found["_timestamp"].cast(pa.int64()).to_pylist()[4] == time_us

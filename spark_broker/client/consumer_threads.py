@@ -35,7 +35,7 @@ from spark_broker.client.offset_lookup import try_lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
-from spark_broker.errors import ClosedError, InvariantError, SparkBrokerError
+from spark_broker.errors import ClosedError, InvariantError, NoThreadError, SparkBrokerError
 from spark_broker.interrupts import Condition, interruptible, uninterrupted
 from spark_broker.model import GroupMetadata
 from spark_broker.threads import LONGEST_WAIT_S, Worker, begin, client_ended
@@ -47,6 +47,9 @@ ROUND_TIMEOUT_MS = 2000
 
 WAIT_MIN_S = 0.01
 """Threads that wait for a time look no more often than this."""
+
+NO_THREAD_PAUSE_S = 1.0
+"""How often an effect is tried again that got no thread."""
 
 JOIN_TIMEOUT_S = 1.0
 
@@ -69,23 +72,35 @@ class ConsumerThreads:
         self._asked_of_group: deque[Effect] = deque()  # at most a round and a commit
         self._heartbeats: deque[Effect] = deque()  # at most as many as threads for them
         self._asked_of_history: deque[Effect] = deque()  # at most one
+        self._unbegun: list[Effect] = []  # for which there was no thread: they are tried again, in order
         self._history: HistoryParts | None = None
         self._heartbeat_threads = 0  # One may wait for an answer that is held back. They begin with the membership.
-        name = config.client_id or "consumer"
-        self._threads = [self._start(f"{name}-work", self._asked)]
+        self._name = config.client_id or "consumer"
+        self._threads = [self._start(f"{self._name}-work", self._asked)]
         if group is not None:
-            self._threads.append(self._start(f"{name}-group", self._asked_of_group))
-        self._name = name
+            try:
+                self._threads.append(self._start(f"{self._name}-group", self._asked_of_group))
+            except NoThreadError:
+                self.close()  # Nobody else would end the thread that has begun.
+                raise
 
     def now_ms(self) -> float:
         return time.monotonic() * 1000
 
     def advance(self, *, news: bool = True) -> None:
-        """Begin what the machine wants now. The caller holds the lock. `news`: notify the threads that wait."""
+        """Begin what the machine wants now. The caller holds the lock. `news`: notify the threads that wait.
+
+        What gets no thread is tried again from time to time, and `poll` raises why.
+        """
         with uninterrupted():  # An effect that nobody begins never ends, and the machine waits for its end.
-            effects = self.machine.step(self.now_ms())
+            effects, self._unbegun = [*self._unbegun, *self.machine.step(self.now_ms())], []
             for effect in effects:
-                self._begin(effect)
+                try:
+                    self._begin(effect)
+                except NoThreadError as error:
+                    self._unbegun.append(effect)
+                    if self.machine.failure is None:
+                        self.machine.failed(error)
             if effects or news:
                 self.changed.notify_all()
 
@@ -94,7 +109,8 @@ class ConsumerThreads:
         now_ms = self.now_ms()
         wake_ms = self.machine.wake_ms(now_ms)
         wake_s = max((wake_ms - now_ms) / 1000, WAIT_MIN_S) if wake_ms < float("inf") else None
-        return self.changed.wait(min(s for s in (wake_s, timeout_s, LONGEST_WAIT_S) if s is not None))
+        again_s = NO_THREAD_PAUSE_S if self._unbegun else LONGEST_WAIT_S
+        return self.changed.wait(min(s for s in (wake_s, timeout_s, again_s) if s is not None))
 
     def suspect(self, address: Address) -> None:
         """A stream to this broker broke. It is the last to be asked for a while."""
@@ -129,25 +145,36 @@ class ConsumerThreads:
                 timeout_ms = self._config.request_timeout_ms
                 self._fetchers[broker_id] = LeaderFetcher(self, broker_id, address, timeout_ms)
             case LeaveLeader(broker_id):
-                self._fetchers.pop(broker_id).leave()
+                fetcher = self._fetchers.pop(broker_id, None)
+                if fetcher is not None:
+                    fetcher.leave()
+                self._unbegun = [e for e in self._unbegun if not _follows(e, broker_id)]
             case BreakFetch(broker_id):
                 self._fetchers[broker_id].interrupt()
             case FetchCommitted() | CommitOffsets():
                 self._asked_of_group.append(effect)
             case SendHeartbeat():
-                while self._heartbeat_threads < IN_FLIGHT_MAX:
-                    self._threads.append(self._start(f"{self._name}-heartbeat", self._heartbeats))
-                    self._heartbeat_threads += 1
+                self._begin_heartbeat_threads()
                 self._heartbeats.append(effect)
             case ReadHistory():
                 if self._history is None:
+                    self._threads.append(self._start("consumer-history", self._asked_of_history))
                     part_bytes = self._config.max_partition_fetch_bytes
                     wanted_of = self.machine.leaders.machine.wanted_of
                     self._history = HistoryParts(wanted_of, part_bytes, self._as_recorded)
-                    self._threads.append(self._start("consumer-history", self._asked_of_history))
                 self._asked_of_history.append(effect)
             case _:
                 self._asked.append(effect)
+
+    def _begin_heartbeat_threads(self) -> None:
+        """Raises NoThreadError if there is none. One alone sends, too, though it may wait for an answer."""
+        try:
+            while self._heartbeat_threads < IN_FLIGHT_MAX:
+                self._threads.append(self._start(f"{self._name}-heartbeat", self._heartbeats))
+                self._heartbeat_threads += 1
+        except NoThreadError:
+            if not self._heartbeat_threads:
+                raise
 
     @property
     def _membership(self) -> Membership:
@@ -247,3 +274,7 @@ class ConsumerThreads:
                     self.advance()
             case _:
                 raise InvariantError(f"no thread is there for {effect}")
+
+
+def _follows(effect: Effect, broker_id: int) -> bool:
+    return isinstance(effect, FollowLeader) and effect.broker_id == broker_id

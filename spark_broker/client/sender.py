@@ -34,6 +34,7 @@ from spark_broker.errors import (
     BufferExhaustedError,
     ClientEndedError,
     ClosedError,
+    NoThreadError,
     SparkBrokerError,
     UnknownServerError,
     again,
@@ -79,10 +80,12 @@ class Sender:
         self._origin = Origin()
         self._closed = False
         self._name = config.client_id or "producer"
-        self._threads = [
-            begin(f"{self._name}-{what}", self.died, target)
-            for target, what in ((self._keep_deadlines, "deadlines"), (self._ask_brokers, "recovery"))
-        ]
+        try:
+            for target, what in ((self._keep_deadlines, "deadlines"), (self._ask_brokers, "recovery")):
+                begin(f"{self._name}-{what}", self.died, target)
+        except NoThreadError:
+            self.close()  # Nobody else would end the thread that has begun.
+            raise
 
     @property
     def acknowledged_rows(self) -> int:
@@ -147,8 +150,7 @@ class Sender:
                 self._changed.notify_all()
                 raise
             self._incomplete.add(batch)
-            streams = [self._stream(effect.channel) for effect in effects if isinstance(effect, SendAppends)]
-            self._notify(effects, wake_streams=False)
+            streams = self._notify(effects)
         for stream in streams:
             stream.write_now()
         self._finish(effects)
@@ -243,7 +245,7 @@ class Sender:
             with self.lock:
                 self._closed = True
                 effects = self._machine.close()
-                self._notify(effects, wake_streams=False)
+                self._notify(effects)
                 for condition in (self._asked, self._changed, self._sooner):
                     condition.notify_all()
             self._finish(effects)
@@ -252,7 +254,7 @@ class Sender:
         """Number and take the next batch for the leader. None: nothing can be sent now."""
         with self.lock:
             taken = self._machine.next_append(channel, _now_ms())
-            self._notify(())
+            self._notify([])
             return taken
 
     def written(self, channel: LeaderChannel, batch: OutgoingBatch) -> None:
@@ -273,15 +275,22 @@ class Sender:
         with uninterrupted():
             with self.lock:
                 effects = event(_now_ms())
-                self._notify(effects)
+                for stream in self._notify(effects):
+                    stream.wake()
             self._finish(effects)
 
-    def _notify(self, effects: Iterable[SenderEffect], *, wake_streams: bool = True) -> None:
-        """Under the lock: wake the threads that have something to do now."""
+    def _notify(self, effects: list[SenderEffect]) -> list[AppendChannel]:
+        """Under the lock: wake the threads that have something to do now. Returns the streams that have.
+
+        A stream for which there is no thread counts as broken. What follows from that is added to the effects.
+        """
+        streams: list[AppendChannel] = []
         for effect in effects:
             if isinstance(effect, SendAppends):
-                if wake_streams:
-                    self._stream(effect.channel).wake()
+                try:
+                    streams.append(self._stream(effect.channel))
+                except NoThreadError as error:
+                    effects += self._machine.broke(effect.channel, error, _now_ms())
             elif isinstance(effect, RefreshMetadata | RequestProducerIds):
                 self._question = effect
                 self._asked.notify()
@@ -292,6 +301,7 @@ class Sender:
         if self._machine.due_ms < self._wakes_at_ms:
             self._wakes_at_ms = self._machine.due_ms
             self._sooner.notify()
+        return streams
 
     def _finish(self, effects: list[SenderEffect]) -> None:
         """Outside the lock: complete the Futures (their callbacks may append), and then count the batches as done."""
@@ -360,7 +370,8 @@ class Sender:
                     return
                 self._wakes_at_ms = -math.inf  # awake: it looks at `due_ms` again before it sleeps
                 effects = machine.tick(_now_ms(), self._metadata.age_s * 1000)
-                self._notify(effects)
+                for stream in self._notify(effects):
+                    stream.wake()
             self._finish(effects)
 
     def _ask_brokers(self) -> None:

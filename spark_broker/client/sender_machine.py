@@ -387,11 +387,14 @@ class SenderMachine:
         if self._channels.get(channel.broker_id) is channel:
             del self._channels[channel.broker_id]
         touched = dict.fromkeys([entry.queue for entry in channel.in_flight.values()] + list(channel.line))
+        # A typed error of the stream as a whole says nothing certain about one append.
+        lost = error if error.retriable else NetworkError(f"{channel.address}: {error}")
         for entry in channel.in_flight.values():
             entry.batch.correlation_id = -1
-            # A typed error of the stream as a whole says nothing certain about one append.
-            lost = error if error.retriable else NetworkError(f"{channel.address}: {error}")
             entry.queue.failed(entry.batch, lost)
+        for queue in channel.line:  # What waits there was not sent, and has no answer of its own.
+            for batch in queue.unacked:
+                batch.last_error = lost
         channel.in_flight.clear()
         channel.line.clear()
         effects: list[SenderEffect] = []

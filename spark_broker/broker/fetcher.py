@@ -10,7 +10,8 @@ from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import FetcherState, ReplicaFetcher
-from spark_broker.errors import SparkBrokerError
+from spark_broker.errors import NoMemoryError, SparkBrokerError
+from spark_broker.process_limits import limit_reached
 from spark_broker.protocol.messages import ReplicaStateRequest
 from spark_broker.threads import Worker
 from spark_broker.transport.client import Connection
@@ -62,10 +63,15 @@ class ReplicaFetcherThread(Worker):
                 try:
                     self._run_session(session)
                 except SparkBrokerError as error:
-                    with self._changed:
-                        self._fetcher.failed(session, error)
+                    self._failed(session, error)
+                except MemoryError as error:  # Under a partition's lock it would be an InvariantError.
+                    self._failed(session, limit_reached(error) or NoMemoryError(str(error)))
         finally:
             self._connection.close()
+
+    def _failed(self, session: FetchSession, error: SparkBrokerError) -> None:
+        with self._changed:
+            self._fetcher.failed(session, error)
 
     def _await_session(self) -> FetchSession | None:
         """Wait for the session that is due; None when this thread is to stop."""

@@ -15,7 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from spark_broker.errors import InvalidRequestError, NetworkError, RequestTimedOutError
+from spark_broker.errors import (
+    InvalidRequestError,
+    NetworkError,
+    NoMemoryError,
+    RequestTimedOutError,
+    SparkBrokerError,
+)
+from spark_broker.process_limits import limit_reached
 from spark_broker.protocol.wire import Buffer
 from spark_broker.threads import LONGEST_WAIT_S
 from spark_broker.transport.frames import NO_PAYLOAD, Frame, FrameHeader, FrameReader
@@ -66,12 +73,13 @@ class Channel:
         admit: Callable[[FrameHeader], bool],
         on_frame: Callable[[Frame], object],
         on_closed: Callable[[str], object],
-        on_refused: Callable[[InvalidRequestError, bytes], object] | None = None,
+        on_refused: Callable[[SparkBrokerError, bytes], object] | None = None,
     ) -> None:
         """All are called in the loop's thread; `on_closed` once, with the reason.
 
-        `admit` is `FrameReader`'s. `on_refused` gets an InvalidRequestError from it or from `on_frame`, with the bytes
-        that were received last, and the part of a header before them. Without it, the connection is closed then.
+        `admit` is `FrameReader`'s. `on_refused` gets an InvalidRequestError from it or from `on_frame`, or the
+        NoMemoryError of a frame for which there is none, with the bytes that were received last, and the part of a
+        header before them. Without it, the connection is closed then.
         """
         self.loop = loop
         self.closed = False
@@ -310,12 +318,12 @@ class Channel:
     def _take(self, frames: Iterator[Frame], data: memoryview) -> None:
         try:
             while not (self.closed or self._finishing):
-                frame = next(frames, None)
+                frame = _next_of(frames)
                 if frame is None:
                     break
                 self._frame_since_s = 0.0
                 self._on_frame(frame)
-        except InvalidRequestError as error:
+        except (InvalidRequestError, NoMemoryError) as error:
             if self._on_refused is None:
                 self.close(error.message)
             else:
@@ -406,6 +414,14 @@ class Channel:
             on_closed, self._on_closed, self._on_frame, self._on_refused = self._on_closed, _nothing, _nothing, None
             self._reader.end()  # What holds its owner would keep both until a garbage collection.
             on_closed(self.why)
+
+
+def _next_of(frames: Iterator[Frame]) -> Frame | None:
+    """The next frame. Raises NoMemoryError: the other connections of the loop go on."""
+    try:
+        return next(frames, None)
+    except MemoryError as error:
+        raise limit_reached(error) or error from None
 
 
 def _nothing(*_: object) -> None:

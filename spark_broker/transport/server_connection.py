@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 from spark_broker.errors import (
     InvalidRequestError,
     NetworkError,
+    ProcessLimitError,
     RequestTimedOutError,
     SparkBrokerError,
     ThrottlingQuotaExceededError,
 )
+from spark_broker.process_limits import limit_reached
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import Message
 from spark_broker.transport.byte_budget import ByteBudget
@@ -252,7 +254,10 @@ class ServerConnection:
             reason = wire.encode(wire.error_response(error))
             self.channel.finish(error.message, encode(Operation.END, reason))
 
-    def _refused_bytes(self, error: InvalidRequestError, data: bytes) -> None:
+    def _refused_bytes(self, error: SparkBrokerError, data: bytes) -> None:
+        self._release()  # There may have been room for the frame, and no memory.
+        if isinstance(error, ProcessLimitError):
+            self.server.say(f"a message of {self.peer} was not received: {error}")
         if self._greeted or data.startswith(MAGIC):
             self._refuse(error)
             return
@@ -274,8 +279,12 @@ class ServerConnection:
         if not isinstance(answer, Message):
             answer.then(partial(self._answer_came, frame.header))
             return
-        with contextlib.suppress(NetworkError):
+        try:
             self._reply(frame.header, answer)
+        except NetworkError:
+            pass
+        except MemoryError as error:
+            self._slow(f"gets no answer: {limit_reached(error)}")
         self.channel.loop.soon(self._answered)
 
     def _answer_came(self, header: FrameHeader, answer: Message | SparkBrokerError) -> None:

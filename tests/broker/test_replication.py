@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_broker.broker import fetch_session
 from spark_broker.config import TopicConfig
 from spark_broker.errors import (
     FencedLeaderEpochError,
@@ -14,6 +15,7 @@ from spark_broker.errors import (
     NotLeaderOrFollowerError,
     UnknownLeaderEpochError,
 )
+from spark_broker.protocol.frame import Frame, decode_frames
 from tests.broker.rig import Rig
 
 WaitUntil = Callable[..., None]
@@ -130,3 +132,17 @@ def test_an_idle_follower_that_was_unfenced_after_its_last_fetch_still_joins_the
     rig.publish(0)
     rig.brokers[0].await_proposal({0, 1})
     rig.stop()
+
+
+def test_a_follower_without_memory_for_an_answer_asks_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: its broker ended. A client's call that gets no memory ends alone."""
+    failed = [MemoryError(), MemoryError(), MemoryError()]
+
+    def fail_at_first(payload: memoryview) -> list[Frame]:
+        if payload and failed:
+            raise failed.pop()
+        return decode_frames(payload)
+
+    monkeypatch.setattr(fetch_session, "decode_frames", fail_at_first)
+    assert rig.brokers[0].append(b"x", epoch=0).result(20) == 0
+    assert not failed

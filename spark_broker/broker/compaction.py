@@ -13,7 +13,13 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.state_lock import ForeseenError
 from spark_broker.core.compaction import CompactionRules, Dirt, PlacesKept, is_due
 from spark_broker.core.replica import Role
-from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageRefusedError
+from spark_broker.errors import (
+    DamagedLogError,
+    InvariantError,
+    KafkaStorageError,
+    SparkBrokerError,
+    StorageRefusedError,
+)
 from spark_broker.storage.cleaner import Cleaner, PassPlan, Swap
 from spark_broker.storage.files import storage_error
 from spark_broker.storage.filesystem import ReadError
@@ -107,6 +113,8 @@ class PartitionCompaction:
             yield
             try:
                 self._carry_out(swap)
+            except InvariantError:
+                raise  # This process ends, and the next one finishes the swap, if that was recorded.
             except Exception:
                 # A swap that failed half-way is finished when the log is opened anew: it needs the new files.
                 if not self._log.is_unusable:

@@ -23,7 +23,7 @@ from spark_broker.core.transaction_index import AbortedTransaction, TransactionI
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.storage.files import TEMPORARY_SUFFIX, read_whole, write_atomically
+from spark_broker.storage.files import read_whole, write_atomically
 from spark_broker.storage.filesystem import LOCAL, FileSystem, ReadError
 
 SNAPSHOT_SUFFIX = ".snapshot"
@@ -114,16 +114,16 @@ class ProducerSnapshots:
 
     def write(self, offset: int, states: ProducerStates) -> None:
         """Write the state after all batches below `offset`. It replaces a snapshot of the same offset."""
-        path = self._path(offset)
+        path, is_new = self._path(offset), offset not in self._offsets
+        if is_new:
+            insort(self._offsets, offset)
         try:
             write_atomically(self._fs, path, encode_snapshot(offset, states))
         except OSError:
-            # On a full disk, the unfinished file would take room that the log needs.
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.unlink(path.with_name(path.name + TEMPORARY_SUFFIX))
+            # It may be there all the same, and must then go with this part of the log.
+            if is_new and not self._fs.exists(path):
+                self._offsets.remove(offset)
             raise
-        if offset not in self._offsets:
-            insort(self._offsets, offset)
 
     def read(self, offset: int) -> ProducerStates:
         """The state at `offset`. Raises DamagedLogError when the snapshot is missing or damaged."""

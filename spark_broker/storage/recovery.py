@@ -71,6 +71,20 @@ def recover_segments(
 
     After a machine crash everything returned is synced. Raises DamagedLogError, and then changes nothing further.
     """
+    segments: list[Segment] = []
+    try:
+        _recover(fs, directory, start, state, schemas, segments)
+    except BaseException:
+        for segment in segments:  # A log that cannot be opened is tried again and again.
+            segment.close()
+        raise
+    return segments
+
+
+def _recover(
+    fs: FileSystem, directory: Path, start: StartKind, state: LogState, schemas: SchemaOf, segments: list[Segment]
+) -> None:
+    """`segments`: those that are open so far, in order."""
     if start is not StartKind.CLEAN:
         # The name of the log-state file may not be synced yet. It must be, before segments are deleted because of it.
         fs.sync_directory(directory)
@@ -85,19 +99,18 @@ def recover_segments(
     if bases and bases[0] > state.log_start_offset:
         raise DamagedLogError(f"the first segment is {bases[0]}; the log starts at {state.log_start_offset}")
     if start is StartKind.MACHINE_CRASH:
-        segments = _after_machine_crash(fs, directory, bases, synced_to, schemas)
+        _after_machine_crash(fs, directory, bases, synced_to, schemas, segments)
         if segments and segments[-1].next_offset < state.log_start_offset and not synced_to:
             # The batches from the log start on were not synced and are lost. Retention has deleted what is left.
             while segments:
                 segments.pop().remove()
         fs.sync_directory(directory)
     else:
-        segments = [_intact(fs, directory, base) for base in bases[:-1]]
+        segments += [_intact(fs, directory, base) for base in bases[:-1]]
         segments += [s for base in bases[-1:] if (s := _last(fs, directory, base, start, synced_to)) is not None]
     for before, after in itertools.pairwise(segments):
         if before.next_offset != after.base_offset:
             raise DamagedLogError(f"segment {after.base_offset} does not follow offset {before.next_offset}")
-    return segments
 
 
 def _base_offsets(fs: FileSystem, directory: Path) -> list[int]:
@@ -260,9 +273,13 @@ def _without_lost_start(fs: FileSystem, directory: Path, bases: list[int], log_s
 
 
 def _after_machine_crash(
-    fs: FileSystem, directory: Path, bases: list[int], recovery_point: int, schemas: SchemaOf
-) -> list[Segment]:
-    segments: list[Segment] = []
+    fs: FileSystem,
+    directory: Path,
+    bases: list[int],
+    recovery_point: int,
+    schemas: SchemaOf,
+    segments: list[Segment],
+) -> None:
     for position, base in enumerate(bases):
         following = bases[position + 1] if position + 1 < len(bases) else None
         if following is not None and following <= recovery_point:
@@ -274,7 +291,6 @@ def _after_machine_crash(
         if segment is None or not segment.sealed or segment.next_offset != following:
             _drop_unsynced(fs, directory, bases[position + (segment is not None) :], recovery_point)
             break
-    return segments
 
 
 def _follows(segments: list[Segment], base_offset: int) -> bool:

@@ -39,3 +39,31 @@ def test_a_segment_whose_index_cannot_be_opened_closes_its_messages(tmp_path: Pa
     with pytest.raises(ProcessLimitError):
         open_log(tmp_path, StartKind.CLEAN, fs=fs)
     assert not fs.handles
+
+
+class LastStepFails(Counting):
+    """The second time that a directory is to be synced, it cannot be opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._synced = 0
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = LocalFileSystem.open(self, path, flags)
+        self.handles.add(fd)
+        return fd
+
+    def sync_directory(self, path: Path) -> None:
+        self._synced += 1
+        if self._synced > 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+
+def test_a_log_whose_recovery_fails_keeps_no_file_open(tmp_path: Path) -> None:
+    """Story: a replica that is offline is tried again every second. Each try took two descriptors of its broker."""
+    log, _ = filled(tmp_path, [False, False])
+    log.close(clean=False)
+    fs = LastStepFails()
+    with pytest.raises(ProcessLimitError):
+        open_log(tmp_path, StartKind.MACHINE_CRASH, fs=fs)
+    assert not fs.handles

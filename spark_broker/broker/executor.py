@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_broker.storage.filesystem import ProcessIdentity, process_start_time
+from spark_broker.storage.filesystem import ProcessIdentity, process_start_time, read_proc
 
 _PROC = Path("/proc")
 _STDERR = 2
@@ -55,18 +55,24 @@ def executor_identity() -> ExecutorIdentity:
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent's pid; None when there is no such process here."""
-    fields = _stat(pid)
+    """The parent's pid; None when there is no such process here, or it is another user's, and hidden."""
+    try:
+        fields = _stat(pid)
+    except PermissionError:
+        return None
     return int(fields[1]) if fields else None
 
 
 def is_running(pid: int, start_time: int | None = None) -> bool:
-    """Whether the process exists and has not ended. A zombie has ended.
+    """Whether the process exists and has not ended. A zombie has ended. Where that cannot be found out, it runs.
 
     `start_time`: it must also be the process that started then, and not another one with the same pid.
     """
-    fields = _stat(pid)
-    return bool(fields) and fields[0] not in _ENDED and start_time in (None, process_start_time(pid))
+    try:
+        fields = _stat(pid)
+        return bool(fields) and fields[0] not in _ENDED and start_time in (None, process_start_time(pid))
+    except OSError:
+        return True
 
 
 class WatchedProcess:
@@ -194,10 +200,13 @@ class ExecutorLog:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat after the program's name (state, parent, ...); empty when there is no process."""
+    """The fields of /proc/<pid>/stat after the program's name (state, parent, ...); empty when there is no process.
+
+    Raises OSError where it cannot be read: who has no descriptor left must not take that for the end of a process.
+    """
     try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
+        text = read_proc(_PROC / str(pid) / "stat")
+    except (FileNotFoundError, ProcessLookupError):
         return []
     # The name is in parentheses, and may itself hold spaces and parentheses.
     return text.rpartition(")")[2].split()

@@ -79,6 +79,8 @@ class Broker:
         self._spec = spec
         self._directory = directory
         self._incarnation, self._earlier = directory.begin_incarnation(uuid.uuid4().hex)
+        # Read once: at a later session, this process may have no descriptor left.
+        self._start_time = process_start_time(os.getpid()) or 0
         self._ends: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self._lease = Lease()
         self._controller = Connection(spec.controller_host, spec.controller_port)
@@ -225,7 +227,7 @@ class Broker:
             executor_id=spec.executor_id,
             executor_pid=spec.executor_pid,
             pid=os.getpid(),
-            pid_start_time=process_start_time(os.getpid()) or 0,
+            pid_start_time=self._start_time,
             log=ExecutorLog.of(spec.executor_pid).shown,
             earlier=self._earlier,
             directory=str(self._directory.path),

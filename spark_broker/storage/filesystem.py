@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -264,7 +265,7 @@ class LocalFileSystem:
         path.mkdir()
 
     def remove_tree(self, path: Path) -> None:
-        shutil.rmtree(path)
+        DESCRIPTORS.spared(lambda: shutil.rmtree(path))  # It may have removed a part of it the first time.
 
     def list_directory(self, path: Path) -> list[str]:
         return sorted(DESCRIPTORS.spared(lambda: os.listdir(path)))
@@ -314,7 +315,7 @@ class LocalFileSystem:
         return fd if locked else None
 
     def boot_id(self) -> str:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return _boot_id()
 
     def process(self) -> ProcessIdentity:
         return ProcessIdentity(os.getpid(), process_start_time(os.getpid()) or 0)
@@ -355,10 +356,21 @@ def current_user() -> str:
         return f"uid {uid}"
 
 
+def read_proc(path: Path) -> str:
+    """What the kernel says there. Raises OSError."""
+    return DESCRIPTORS.spared(lambda: path.read_text(encoding="ascii", errors="replace"))
+
+
+@cache
+def _boot_id() -> str:
+    """Of this process, which needs it again when it may have no descriptor left."""
+    return read_proc(Path("/proc/sys/kernel/random/boot_id")).strip()
+
+
 def process_start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None when there is no such process here."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text()
+        fields = read_proc(Path(f"/proc/{pid}/stat"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command may contain spaces and parentheses: count fields after its last parenthesis.

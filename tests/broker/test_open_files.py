@@ -35,13 +35,15 @@ print("connected", flush=True)
 sys.stdin.read()
 """
 
-# Raises its limit, uses it up, and opens a file all the same.
+# Raises its limit, uses it up, and opens a file all the same. Then it uses up what is spared for files.
 USE_UP = """
 import errno, os, socket, sys
 from pathlib import Path
+from spark_broker.broker.executor import is_running
 from spark_broker.storage.descriptors import DESCRIPTORS
-from spark_broker.storage.filesystem import LOCAL
+from spark_broker.storage.filesystem import LOCAL, process_start_time
 
+boot_id = LOCAL.boot_id()
 DESCRIPTORS.raise_limit()
 taken = []
 try:
@@ -54,10 +56,21 @@ opened = [LOCAL.open(path / str(number), os.O_RDWR | os.O_CREAT) for number in r
 LOCAL.sync_directory(path)
 assert len(LOCAL.list_directory(path)) == 20
 assert LOCAL.read_bytes(path / "7") == b""
+assert process_start_time(os.getpid())
+(path / "removed" / "below").mkdir(parents=True)
+LOCAL.remove_tree(path / "removed")
+assert not (path / "removed").exists()
 try:
     socket.socket()
 except OSError:
     print("spared", len(taken))
+try:
+    while True:
+        opened.append(LOCAL.open(path / "7", os.O_RDWR))
+except OSError as error:
+    assert error.errno == errno.EMFILE, error
+assert is_running(os.getpid())
+assert LOCAL.boot_id() == boot_id
 """
 
 
@@ -93,6 +106,9 @@ def test_nobody_ends_and_logs_roll_and_topics_are_made(tmp_path: Path) -> None:
 
 
 def test_files_are_opened_where_sockets_are_refused(tmp_path: Path) -> None:
+    """Story: without descriptors, what was deleted stayed on the disk until the next start, the executor's JVM counted
+    as gone where the kernel does not say when a process ends, and a broker that registered again ended on a bug.
+    """
     limit = (OPEN_FILES, OPEN_FILES)
     done = subprocess.run(
         [sys.executable, "-c", USE_UP, str(tmp_path)],
@@ -103,6 +119,7 @@ def test_files_are_opened_where_sockets_are_refused(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout.startswith("spared"), done.stderr
+    assert done.returncode == 0, done.stderr
     assert 100 < int(done.stdout.split()[1]) < OPEN_FILES
 
 

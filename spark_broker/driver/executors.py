@@ -112,11 +112,16 @@ def pinned_rdd(sc: SparkContext, executor: Executor, row: bytes) -> RDD[bytes]:
 
 def is_stopped(sc: SparkContext) -> bool:
     """Whether the context was stopped: by the user, or because the application or its JVM is gone."""
-    java_context = sc._jsc
     try:
-        return java_context is None or bool(java_context.sc().isStopped())
+        return says_that_it_is_stopped(sc)
     except (Py4JError, OSError):
         return True
+
+
+def says_that_it_is_stopped(sc: SparkContext) -> bool:
+    """Raises Py4JError and OSError where the JVM does not answer: it may be gone, or at a limit for a moment."""
+    java_context = sc._jsc
+    return java_context is None or bool(java_context.sc().isStopped())
 
 
 def _scala_context(sc: SparkContext) -> Any:

@@ -32,6 +32,7 @@ from spark_broker.driver.executors import (
     local_slots,
     pinned_rdd,
     removal_reason,
+    says_that_it_is_stopped,
     with_environment,
 )
 from spark_broker.driver.hosts import HostListener
@@ -57,6 +58,10 @@ logger = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 0.5
 """How often the host looks for executors that came, went, or are about to go. The controller notices a broken session
 sooner."""
+
+SILENT_S = 5.0
+"""A session that has answered nothing for so long is gone. One call may fail at a limit of the JVM or of this
+process."""
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
@@ -324,15 +329,19 @@ class KeeperHost:
         return live_executors(self._sc)
 
     def _watch_executors(self) -> None:
+        answered_s = time.monotonic()
         while not self._closed.wait(WATCH_INTERVAL_S):
-            if is_stopped(self._sc):
-                break
             try:
+                if says_that_it_is_stopped(self._sc):
+                    break
                 executors = self._live_executors()
                 self._update(executors, set() if self.shared_executor else leaving_executors(self._sc, executors))
             except JOB_FAILURES as error:
-                logger.warning("the Spark session does not answer any more: %s", _summary(error))
-                break
+                if time.monotonic() - answered_s >= SILENT_S:
+                    logger.warning("the Spark session does not answer any more: %s", _summary(error))
+                    break
+            else:
+                answered_s = time.monotonic()
         if not self._closed.is_set() and self._listener is not None:
             self._listener.session_ended()
 

@@ -197,7 +197,9 @@ class BrokerLauncher:
         self.begin_stop()
         try:
             with self._changed:
-                in_order = self._changed.wait_for(lambda: not self._running, timeout_s)
+                # Once the session has ended, nobody is left that could report an end.
+                self._changed.wait_for(lambda: self._session_over or not self._running, timeout_s)
+                in_order = not self._running
         finally:  # Ctrl-C may end the wait.
             self._host.close()
         for thread in self._slots:

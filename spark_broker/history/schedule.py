@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -20,7 +21,7 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, try_lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.config import AdminConfig, TopicConfig
-from spark_broker.driver.executors import is_stopped
+from spark_broker.driver.executors import is_stopped, says_that_it_is_stopped
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
 from spark_broker.history.attempt import TieredTopic
 from spark_broker.history.tierer import Tierer, report_tiering
@@ -115,7 +116,10 @@ class TieringSchedule:
                 return
 
     def _is_ending(self) -> bool:
-        return self._stopping.is_set() or is_stopped(self._spark.sparkContext)
+        """A session that does not answer may do so later: the cluster stops this if it has ended."""
+        with suppress(Py4JError, OSError):
+            return self._stopping.is_set() or says_that_it_is_stopped(self._spark.sparkContext)
+        return False
 
     def _round(self) -> None:
         """Run what is due, and say when the rest is."""

@@ -1,0 +1,163 @@
+"""A Spark session that does not answer for a moment has not ended: the cluster goes on."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from spark_broker.broker.spec import LOST, BrokerOutcome, BrokerSpec
+from spark_broker.driver import keeper_host
+from spark_broker.driver.executors import Executor
+from spark_broker.driver.hosts import HostListener
+from spark_broker.driver.keeper_host import KeeperHost
+from spark_broker.driver.launcher import BrokerLauncher, LaunchController
+from spark_broker.errors import RequestTimedOutError
+from spark_broker.history.schedule import TieringSchedule
+from spark_broker.protocol.messages import MetadataResponse
+from tests.conftest import WaitUntil
+
+HOST = "127.0.0.1"
+EXECUTOR = Executor("1", HOST, 2)
+
+
+class Context:
+    """A Spark context. While it is `silent`, its JVM answers nothing."""
+
+    master = "local-cluster[1,2,1024]"
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+        self.silent = False
+        self.asked = 0
+        self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self._is_stopped))
+
+    def answer(self) -> None:
+        self.asked += 1
+        if self.silent:
+            raise Py4JError("java.lang.OutOfMemoryError: unable to create native thread")
+
+    def _is_stopped(self) -> bool:
+        self.answer()
+        return False
+
+    def cancelJobGroup(self, *_: object) -> None: ...
+
+
+class Listener:
+    """Notes whether the session has ended, and the executors."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def session_ended(self) -> None:
+        self.ended.set()
+
+    def executors_changed(self) -> None: ...
+
+
+def test_a_session_that_is_silent_for_a_moment_has_not_ended_and_one_that_stays_silent_has(
+    monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    """Story: one call of the JVM failed, at a limit of its threads, and the whole cluster ended."""
+    context, listener, there = Context(), Listener(), [EXECUTOR]
+
+    def live(_: object) -> list[Executor]:
+        context.answer()
+        return there
+
+    monkeypatch.setattr(keeper_host, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(keeper_host, "live_executors", live)
+    monkeypatch.setattr(keeper_host, "leaving_executors", lambda *_: set[str]())
+    host = KeeperHost(cast("SparkContext", context), HOST)
+    try:
+        host.open(cast("HostListener", listener))
+        context.silent = True
+        before = context.asked
+        wait_until(lambda: context.asked > before + 3, "the session is asked again")
+        there = [EXECUTOR, Executor("2", HOST, 2)]
+        context.silent = False
+        wait_until(lambda: len(host.executors()) == 2, "a new executor is seen")
+        assert not listener.ended.is_set()
+        monkeypatch.setattr(keeper_host, "SILENT_S", 0.1)
+        context.silent = True
+        assert listener.ended.wait(20)
+    finally:
+        host.close()
+
+
+def test_tiering_goes_on_after_a_moment_in_which_the_session_was_silent(
+    monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    """Story: the thread of the schedule ended in silence, and nothing reached the topics' tables any more."""
+    context, rounds = Context(), 0
+
+    def metadata() -> MetadataResponse:
+        nonlocal rounds
+        rounds += 1
+        context.answer()
+        raise RequestTimedOutError("the controller is away")
+
+    schedule = TieringSchedule(
+        cast("SparkSession", SimpleNamespace(sparkContext=context)), 10, metadata, str, lambda _: None
+    )
+    context.silent = True
+    schedule.start()
+    try:
+        wait_until(lambda: rounds > 2, "another round follows")
+        context.silent = False
+        before = rounds
+        wait_until(lambda: rounds > before + 1, "rounds go on")
+    finally:
+        schedule._stopping.set()
+        schedule._thread.join(20)
+
+
+class RunningHost:
+    """Its brokers run until it is closed."""
+
+    shared_executor = True
+    trouble = ""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def open(self, listener: HostListener) -> None: ...
+
+    def executors(self) -> list[Executor]:
+        return [EXECUTOR]
+
+    def run(self, executor: Executor, spec: BrokerSpec) -> BrokerOutcome:
+        del executor, spec
+        self._closed.wait(20)
+        return BrokerOutcome(reason=LOST)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def test_a_stop_waits_for_no_broker_of_a_session_that_has_ended_meanwhile(wait_until: WaitUntil) -> None:
+    controller = SimpleNamespace(new_launch=lambda: 1, spark_loss=lambda _: None)
+    spec = BrokerSpec(
+        cluster_id="c",
+        controller_host=HOST,
+        controller_port=1,
+        launch=1,
+        log_dirs="/logs",
+        host=HOST,
+        rack=None,
+        executor_id=EXECUTOR.id,
+        settings={},
+        topic_defaults={},
+        secret="secret",
+    )
+    launcher = BrokerLauncher(RunningHost(), cast("LaunchController", controller), lambda *_: spec)
+    launcher.add_slot()
+    wait_until(lambda: bool(launcher.running()), "a broker runs")
+    threading.Timer(0.2, launcher.session_ended).start()
+    assert not launcher.stop(1e6)

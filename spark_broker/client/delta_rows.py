@@ -5,6 +5,7 @@ Each query's rows are compared with the table's files first (`table_file.py`).
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,13 @@ import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.table_file import ACTION_COLUMNS, Rows, TableFile
-from spark_broker.errors import InvalidDataError, InvariantError, MissingDependencyError, SparkBrokerError
+from spark_broker.errors import (
+    InvalidDataError,
+    InvariantError,
+    MissingDependencyError,
+    ProcessLimitError,
+    SparkBrokerError,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -30,6 +37,12 @@ RESTORE_TABLE = "Put the table back as it was, from a backup, or see what the me
 _LOG_COLUMNS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
 _LOG_ENTRY = re.compile(r"\d{20}\.json")
 _SAID_MAX = 1000
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How Rust ends the text of an error of the system."""
+
+_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""The last one is of threads."""
 
 _PANICS = "pyo3_runtime"
 """Where Rust's panics are defined. They are no `Exception`."""
@@ -125,11 +138,20 @@ class DeltaRows:
         except (SparkBrokerError, InvariantError, MemoryError):
             raise
         except Exception as error:
+            self._check_limits(error)
             raise self._unreadable(str(error), file) from error
         except BaseException as error:
             if type(error).__module__ != _PANICS:
                 raise
+            self._check_limits(error)
             raise self._unreadable(f"deltalake panicked: {error}", file) from error
+
+    def _check_limits(self, error: BaseException) -> None:
+        """Raises ProcessLimitError if this process is at a limit: nothing is wrong with the table then."""
+        named = [int(number) for number in _OS_ERROR.findall(str(error))]
+        if _LIMITS.intersection([*named, error.errno if isinstance(error, OSError) else None]):
+            what = f"the table {self._path}, the history of {self._topic.name}, cannot be read now"
+            raise ProcessLimitError(f"{what}: {_one_line(str(error))}") from error
 
     def _unreadable(self, why: str, file: TableFile | None = None) -> InvalidDataError:
         if file is None:

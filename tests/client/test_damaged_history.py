@@ -206,3 +206,42 @@ def test_rows_that_are_alike_are_checked_without_room_for_each(tmp_path: Path, d
     found, peak_bytes = map(int, ended.stdout.split())
     assert found == count
     assert peak_bytes < 64 * 1024 * 1024
+
+
+AT_THE_LIMIT = """
+import resource, socket, sys
+from pathlib import Path
+from spark_broker.errors import SparkBrokerError
+from tests.client.test_damaged_history import END, HistoryReader, read, topic_of
+
+topic = topic_of(Path(sys.argv[1]))
+assert read(topic).num_rows == END
+reader = HistoryReader(topic)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+taken = []
+try:
+    while True:
+        taken.append(socket.socket())
+except OSError:
+    pass
+for begin in (lambda: HistoryReader(topic), lambda: list(reader.batches(0, 0, END))):
+    try:
+        begin()
+    except SparkBrokerError as error:
+        print(error.retriable, error)
+taken.clear()
+assert read(topic).num_rows == END
+"""
+
+
+def test_a_reader_without_descriptors_calls_no_table_damaged(table: Path) -> None:
+    """Story: the hint was to put the table back from a backup, or to seek behind its records."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_LIMIT, str(table)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == 2
+    for line in said:
+        assert line.startswith(f"True [PROCESS_LIMIT] the table {table}, the history of t, cannot be read now: ")
+        assert "Too many open files" in line

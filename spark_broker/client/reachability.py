@@ -6,6 +6,7 @@ or frozen. It refuses them where there is no process. So a client tries to conne
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ SILENT = "takes connections, but has not answered: it is overloaded or frozen; l
 REFUSES = "refuses connections: no process listens there"
 UNKNOWN_NAME = "its name cannot be resolved"
 AWAY = "takes no connection: its machine is down or busy, or a firewall is between"
+NOT_ASKED = "cannot be asked: this process has no descriptor left (ulimit -n)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ class _Probe:
             self._found = REFUSES
         except (socket.gaierror, UnicodeError):
             self._found = UNKNOWN_NAME
-        except OSError:
-            self._found = AWAY
+        except OSError as error:
+            self._found = NOT_ASKED if error.errno in (errno.EMFILE, errno.ENFILE) else AWAY
 
 
 def _named(address: Address, message: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from spark_broker.client import reachability
 from spark_broker.client.fetcher import LeaderFetcher
 from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
 from spark_broker.client.settings import Address
-from spark_broker.errors import ClientEndedError, RequestTimedOutError
+from spark_broker.errors import ClientEndedError, NetworkError, RequestTimedOutError
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest
 from tests.client.fake_broker import FakeCluster, StoreSilently
@@ -150,3 +153,13 @@ def test_a_callback_that_wants_to_end_the_process_ends_no_thread_of_the_client(
         assert producer.send("t", b"c").result(30).offset == 2
         producer.flush(30)
     assert "a done-callback raised" in caplog.text
+
+
+def test_a_client_without_descriptors_does_not_call_a_machine_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    asked = [Unanswered(Address("127.0.0.1", 1), NetworkError("127.0.0.1:1: Too many open files"))]
+    said = str(explained(no_broker_answered(asked), asked))
+    assert "127.0.0.1:1 cannot be asked: this process has no descriptor left" in said

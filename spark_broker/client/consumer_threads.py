@@ -73,6 +73,7 @@ class ConsumerThreads:
         self._heartbeats: deque[Effect] = deque()  # at most as many as threads for them
         self._asked_of_history: deque[Effect] = deque()  # at most one
         self._unbegun: list[Effect] = []  # for which there was no thread: they are tried again, in order
+        self._again_ms = 0.0  # when
         self._history: HistoryParts | None = None
         self._heartbeat_threads = 0  # One may wait for an answer that is held back. They begin with the membership.
         self._name = config.client_id or "consumer"
@@ -93,12 +94,15 @@ class ConsumerThreads:
         What gets no thread is tried again from time to time, and `poll` raises why.
         """
         with uninterrupted():  # An effect that nobody begins never ends, and the machine waits for its end.
-            effects, self._unbegun = [*self._unbegun, *self.machine.step(self.now_ms())], []
+            effects = self.machine.step(self.now_ms())
+            if self._unbegun and (effects or self.now_ms() >= self._again_ms):
+                effects, self._unbegun = [*self._unbegun, *effects], []
             for effect in effects:
                 try:
                     self._begin(effect)
                 except NoThreadError as error:
                     self._unbegun.append(effect)
+                    self._again_ms = self.now_ms() + NO_THREAD_PAUSE_S * 1000
                     if self.machine.failure is None:
                         self.machine.failed(error)
             if effects or news:

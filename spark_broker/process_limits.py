@@ -72,7 +72,10 @@ def thread_limits() -> Iterator[str]:
 
 
 def _told(error: BaseException, limits: Callable[[], Iterator[str]]) -> str:
-    return f"{type(error).__name__}{f': {error}' if str(error) else ''}; " + "; ".join(limits())
+    try:
+        return f"{type(error).__name__}{f': {error}' if str(error) else ''}; " + "; ".join(limits())
+    except MemoryError:  # There is none to find out more. Whoever asks is about to end something.
+        return type(error).__name__
 
 
 def _mib(size: int | None) -> str:

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from spark_broker.errors import ClientEndedError
 from spark_broker.process_limits import limit_reached
@@ -56,14 +57,18 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         while (error := self._outcome()) is not None:
-            limit = limit_reached(error)
-            what = "an unexpected error" if limit is None else "a limit of the process"
-            logger.error("thread %s ended on %s: %s", self.name, what, limit or repr(error), exc_info=error)
+            with suppress(MemoryError):  # Its fate follows all the same.
+                self._tell(error)
             self._fate(error)
             if not isinstance(self._fate, BeginAgain) or self._fate.unless():
                 return
             threading.Event().wait(PAUSE_S)
             logger.error("thread %s begins again", self.name)
+
+    def _tell(self, error: BaseException) -> None:
+        limit = limit_reached(error)
+        what = "an unexpected error" if limit is None else "a limit of the process"
+        logger.error("thread %s ended on %s: %s", self.name, what, limit or repr(error), exc_info=error)
 
     def _outcome(self) -> BaseException | None:
         """What the work has raised. SystemExit ends a thread in silence (`native_calls`)."""

@@ -253,10 +253,12 @@ class Broker:
         self._session.beat_now()
 
     def _on_bug(self, error: BaseException) -> None:
-        limit = limit_reached(error)
-        if limit is None:
-            logger.critical("a bug: %s", error, exc_info=error)
-        else:
-            logger.critical("this broker ends at a limit of its process: %s", limit, exc_info=error)
         self._lease.drop()
-        self._ends.put(error)
+        try:
+            limit = limit_reached(error)
+            if limit is None:
+                logger.critical("a bug: %s", error, exc_info=error)
+            else:
+                logger.critical("this broker ends at a limit of its process: %s", limit, exc_info=error)
+        finally:  # Without memory, nothing may be told, but this broker ends.
+            self._ends.put(error)

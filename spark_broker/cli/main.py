@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from spark_broker.errors import MissingDependencyError, SparkBrokerError
 from spark_broker.process_limits import limit_reached
 
 NEEDED = ("typer", "rich")
+
+LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
+"""Of this process, of its user (no further process can be started), or of a disk. The error may name no file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except OSError as error:
         if output is None or output.failed is None:
-            if error.filename is None:
+            if error.filename is None and error.errno not in LIMITS:
                 raise
-            print_error(f"{error.filename}: {error.strerror}")
+            print_error(": ".join(str(part) for part in (error.filename, error.strerror) if part))
             sys.exit(1)
         output.drop()
         if not isinstance(error, BrokenPipeError):  # Else the reader of our output has left (`| head`).

@@ -38,6 +38,7 @@ from spark_broker.driver.metadata_store import open_store
 from spark_broker.errors import (
     InvalidRequestError,
     MetadataStoreError,
+    NoMemoryError,
     NoThreadError,
     SparkBrokerError,
     StaleControllerEpochError,
@@ -188,6 +189,12 @@ class ControllerProcess:
 
     def fail(self, error: BaseException) -> NoReturn:
         """End the process: it is deposed, has no metadata store or has a bug. Nothing that it still sends may count."""
+        words = ControllerFailed(NoMemoryError.code, "there is no memory to say more")
+        with contextlib.suppress(MemoryError):
+            words = self._last_words(error)
+        self.end(1, words)
+
+    def _last_words(self, error: BaseException) -> ControllerFailed:
         error = limit_reached(error) or error
         if not isinstance(error, SparkBrokerError):
             logger.critical("the controller ends on a bug: %s", error, exc_info=error)
@@ -197,7 +204,7 @@ class ControllerProcess:
         message = error.message if isinstance(error, SparkBrokerError) else f"{type(error).__name__}: {error}"
         if isinstance(error, StaleControllerEpochError) and self._claim is not None:
             message = f"{message}; {self._claim.holder()}"
-        self.end(1, ControllerFailed(code, message))
+        return ControllerFailed(code, message)
 
     def end_with_parent(self) -> None:
         """End the process when the driver is gone. The input does not end if a child of the driver inherited the pipe.

@@ -334,9 +334,11 @@ class ControllerService:
             first = self._failure is None
             self._failure = self._failure or error
         self._loop.stop()
-        self._fail_calls(NotControllerError(f"the controller failed: {error}"))
-        if first:
-            self._on_failure(error)
+        try:
+            self._fail_calls(NotControllerError(f"the controller failed: {error}"))
+        finally:  # Without memory, too: nobody may take this process for one that decides.
+            if first:
+                self._on_failure(error)
 
     def _fail_calls(self, error: SparkBrokerError) -> None:
         with self._lock:

@@ -220,6 +220,35 @@ def test_a_controller_without_threads_says_why_it_ends() -> None:
     assert words.error_code == NoThreadError.code
 
 
+WITHOUT_MEMORY = """
+import os, sys
+from spark_broker.driver import controller_process
+from spark_broker.driver.controller_process import ControllerProcess, DriverPipe
+
+def refuse(_):
+    raise MemoryError
+controller_process.limit_reached = refuse
+process = ControllerProcess(DriverPipe(sys.stdout.buffer), os.getppid())
+process.begin()
+process.fail(MemoryError())
+"""
+
+
+def test_a_controller_that_has_no_memory_to_say_why_ends_all_the_same() -> None:
+    """Story: it lived on and decided nothing, and its driver waited for it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    words = from_controller(ended.stdout)
+    assert isinstance(words, ControllerFailed)
+    assert words.error_code == NoMemoryError.code
+
+
 CHILD = """
 import os, sys
 sys.stdin.readline()

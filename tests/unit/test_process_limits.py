@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import queue
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from spark_broker import process_limits
+from spark_broker.broker import process
 from spark_broker.broker.__main__ import serve
 from spark_broker.broker.custody import LeaveRequest
+from spark_broker.broker.lease import Lease
 from spark_broker.broker.spec import BrokerSpec
 from spark_broker.cli import main as command_line
 from spark_broker.errors import InvariantError, NoMemoryError, NoThreadError, ProcessLimitError
@@ -174,3 +178,39 @@ def test_a_command_without_memory_says_which_limit_it_met(
         command_line.main([])
     printed = capsys.readouterr().err
     assert "NO_THREAD" in printed
+
+
+def out_of_memory(*_: object) -> None:
+    raise MemoryError
+
+
+def test_without_memory_to_find_out_more_the_limit_is_told_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_limits, "_lines", out_of_memory)
+    told = limit_reached(MemoryError())
+    assert isinstance(told, NoMemoryError)
+    assert told.message == "MemoryError"
+
+
+def test_a_broker_that_is_out_of_memory_ends_also_where_it_cannot_tell_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "limit_reached", out_of_memory)
+    broker = object.__new__(process.Broker)
+    broker._lease, broker._ends = Lease(), queue.SimpleQueue()
+    error = MemoryError()
+    with pytest.raises(MemoryError):
+        broker._on_bug(error)
+    assert broker._ends.get(timeout=10) is error
+    assert not broker._lease.allows_reads
+
+
+def test_a_command_at_a_limit_that_concerns_no_file_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Story: `cluster start` without a process more for its user ended with a traceback."""
+
+    def fail() -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(command_line, "_check_dependencies", fail)
+    with pytest.raises(SystemExit):
+        command_line.main([])
+    assert "Resource temporarily unavailable" in capsys.readouterr().err

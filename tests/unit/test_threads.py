@@ -6,6 +6,7 @@ import ast
 import logging
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -168,3 +169,19 @@ def test_the_error_of_a_client_names_its_thread() -> None:
     begin("eight", lambda error: ended.append(str(client_ended(error))), Failing(MemoryError())).join(10)
     assert "MemoryError" in ended[1]
     assert "report" not in ended[1]
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("where", ["limit_reached", "logger"])
+def test_the_fate_of_a_thread_follows_also_where_there_is_no_memory_to_tell_of_it(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Story: a thread that died without memory ended in silence, and its process lived on without it."""
+    broken = SimpleNamespace(error=out_of_memory) if where == "logger" else out_of_memory
+    monkeypatch.setattr(threads, where, broken)
+    fates, error = list[BaseException](), MemoryError()
+    begin("eleven", fates.append, Failing(error)).join(10)
+    assert fates == [error]

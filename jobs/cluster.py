@@ -32,6 +32,7 @@ from spark_broker.driver.session import configure_spark, forward_jvm_signals, qu
 from spark_broker.driver.view import COLUMNS, table_rows
 from spark_broker.errors import ClosedError, SparkBrokerError
 from spark_broker.spark.delta_session import configure_delta_where_there
+from spark_broker.storage.filesystem import LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -287,6 +288,8 @@ def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
         "log_dirs": cluster.log_dirs,
         "metadata_dir": cluster.metadata_dir,
         "driver_pid": os.getpid(),
+        "driver_start_time": LOCAL.process().start_time,
+        "boot_id": LOCAL.boot_id(),
         "driver_log": log_file(),
         "brokers": brokers,
     }

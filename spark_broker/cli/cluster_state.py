@@ -15,17 +15,21 @@ from pathlib import Path
 
 import msgspec
 
+from spark_broker.broker.executor import is_running
 from spark_broker.driver.work_folders import state_directory, users_directory
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.storage.filesystem import process_start_time
+from spark_broker.storage.filesystem import LOCAL, process_start_time
 
 CLOCK_TOLERANCE_S = 2.0
 """Tolerated between a file's time and a process's start time, because they come from two clocks."""
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """A running cluster: how clients reach it, the process to stop, and that process's log (empty: its terminal)."""
+    """A running cluster: how clients reach it, the process to stop, and that process's log (empty: its terminal).
+
+    `driver_start_time`: in ticks of the machine whose boot id is `boot_id`; empty in a note of an earlier version.
+    """
 
     bootstrap_servers: str
     cluster_id: str
@@ -33,6 +37,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     log_dirs: str = ""
     metadata_dir: str = ""
     driver_log: str = ""
+    driver_start_time: int = 0
+    boot_id: str = ""
 
 
 def default_state_file() -> Path:
@@ -72,7 +78,7 @@ def running_cluster(path: Path) -> ClusterState | None:
             f"{path} is not a note of `cluster start`: {error}",
             hint="Name the --state-file that `cluster start` was given, or remove this file.",
         ) from None
-    return state if _ran_then(state.driver_pid, written_s) else None
+    return state if _runs(state, written_s) else None
 
 
 def remove_note(path: Path, ended: ClusterState | None) -> None:
@@ -101,8 +107,19 @@ def end_process(pid: int, timeout_s: float) -> bool:
         os.close(pidfd)
 
 
+def _runs(state: ClusterState, written_s: float) -> bool:
+    """Whether the driver runs: a pid that belongs to another process now must not be signalled.
+
+    The wall clock does not count: it may have been set since.
+    """
+    if not state.boot_id:
+        return _ran_then(state.driver_pid, written_s)
+    here = state.boot_id == LOCAL.boot_id()  # The note of another machine may lie in a home that is shared.
+    return here and is_running(state.driver_pid, state.driver_start_time)
+
+
 def _ran_then(pid: int, when_s: float) -> bool:
-    """Whether the process runs, and ran at this time: a pid that belongs to another one now must not be signalled."""
+    """Whether the process runs, and ran at this time."""
     start_ticks = process_start_time(pid)
     if start_ticks is None:
         return False

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from spark_broker.cli.cluster_state import ClusterState, default_state_file, end
 from spark_broker.cli.installed import JOBS, job_file
 from spark_broker.cli.options import BOOTSTRAP_VARIABLE
 from spark_broker.config import load_cluster_settings
+from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.metadata_claim import CLAIM, Claim, Owner
 from spark_broker.driver.metadata_store import LocalStore
 from spark_broker.errors import InvalidDataError
@@ -64,6 +67,31 @@ def test_a_pid_that_was_used_again_is_not_taken_for_the_driver(
     hour_ago = path.stat().st_mtime - 3600
     os.utime(path, (hour_ago, hour_ago))
     assert running_cluster(path) is None
+
+
+@pytest.fixture
+def own_note(tmp_path: Path) -> Path:
+    """The note of a cluster whose driver is this process."""
+    status = SimpleNamespace(live_brokers=[])
+    names = {"bootstrap_servers": "127.0.0.1:1", "cluster_id": "c", "log_dirs": "d", "metadata_dir": "m"}
+    path = tmp_path / "own.json"
+    jobs.cluster.write_ready_file(path, cast("BrokerCluster", SimpleNamespace(status=lambda: status, **names)))
+    return path
+
+
+def test_a_cluster_is_found_though_the_wall_clock_was_set_since(own_note: Path) -> None:
+    """A virtual machine that was paused: its clock jumps, and its time since the boot does not."""
+    hour_ago = own_note.stat().st_mtime - 3600
+    os.utime(own_note, (hour_ago, hour_ago))
+    state = running_cluster(own_note)
+    assert state is not None
+    assert state.driver_pid == os.getpid()
+
+
+@pytest.mark.parametrize("change", [{"driver_start_time": 1}, {"boot_id": "another machine's"}])
+def test_a_process_of_another_time_or_machine_is_not_the_driver(own_note: Path, change: dict[str, object]) -> None:
+    own_note.write_text(json.dumps({**json.loads(own_note.read_text()), **change}))
+    assert running_cluster(own_note) is None
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Partition(GuardedStorage):
         self.topic = topic
         self.lines = ReplicaLines(str(self), replica)
         self.restart_reason: str | None = None  # set: the log must be rebuilt from the leader's before it goes on
-        self._lease = lease
+        self.lease = lease
         self._clock = clock
         self._log_listeners: dict[Notifier, None] = {}  # ordered: in the order of addresses, no two runs would be alike
         self._commit_listeners: dict[Notifier, None] = {}
@@ -253,7 +253,7 @@ class Partition(GuardedStorage):
             self._events.on_wait(self)
 
     def check_lease(self, *, writing: bool) -> None:
-        if not (self._lease.allows_appends if writing else self._lease.allows_reads):
+        if not (self.lease.allows_appends if writing else self.lease.allows_reads):
             raise NotLeaderOrFollowerError("this broker has no live session with the controller")
 
     def _write(self, append: Append, parsed: ParsedBatch, granted: AppendGrant) -> int:
@@ -403,13 +403,12 @@ class Partition(GuardedStorage):
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
         """Apply retention if this replica leads and its broker has a lease: then the controller has checked its clock.
 
-        The clocks of earlier leaders may have been `clock_skew_max_ms` behind this one.
-
-        Followers move their log start when the leader's answer names it.
+        Followers move their log start when the leader's answer names it. The clocks of earlier leaders may have been
+        `clock_skew_max_ms` behind this one.
         """
         with self.lock:
             self._remove_below_log_start()  # Files that a full disk has kept.
-            if self.replica.role is not Role.LEADER or not self._lease.allows_appends:
+            if self.replica.role is not Role.LEADER or not self.lease.allows_appends:
                 return
             clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
             bound = min(self.replica.last_stable_offset, self.topic.retained_from(self.key[1]))
@@ -442,9 +441,10 @@ class Partition(GuardedStorage):
             self._carry_out(self.replica.advance_log_start(min(offset, self.replica.last_stable_offset)))
 
     def expire_producers(self, expiration_ms: int) -> None:
-        """Forget producers that have appended nothing for this long."""
+        """Forget producers that have appended nothing for this long, by a clock that the controller has checked."""
         with self.lock:
-            self.replica.expire_producers(self._clock.wall_ms() - expiration_ms)
+            if self.lease.allows_appends:
+                self.replica.expire_producers(self._clock.wall_ms() - expiration_ms)
 
     def flush(self) -> None:
         with self.lock:
@@ -494,7 +494,7 @@ class Partition(GuardedStorage):
     def _acknowledge(self, effect: Acknowledge) -> None:
         """The lease is checked here, just before the answer: a fenced incarnation acknowledges nothing."""
         token = cast("AppendToken", effect.token)
-        if self._lease.allows_appends:
+        if self.lease.allows_appends:
             token.acknowledge(effect.base_offset)
         else:
             token.refuse(NotLeaderOrFollowerError("this broker lost its session before the append was acknowledged"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker.broker.append import check_keys
+from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.replica_log import ReplicaLog, from_wire
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.batch import batch_info
@@ -20,7 +21,7 @@ from spark_broker.storage.log_state import LOG_STATE_FILE, LogState, read_log_st
 from spark_broker.storage.segment_swap import COMPACTION_FILE
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.compacted_partition import DAY_MS, CompactedPartition
-from tests.broker.rig import batch
+from tests.broker.rig import FAR_FUTURE_MS, batch
 
 
 @pytest.fixture
@@ -128,6 +129,22 @@ def test_a_tombstone_stays_for_delete_retention_after_what_it_deletes_is_gone(lo
     assert b"k" not in {key for _, key, _ in lone.consumed()}
     assert lone.partition.replica.purge_offset > tombstone
     assert lone.compact() == 0
+
+
+def test_a_broker_without_a_lease_removes_no_tombstone(lone: CompactedPartition) -> None:
+    """Its clock may be wrong: that is why the controller fences it."""
+    lone.put((b"k", b"v"))
+    tombstone = lone.put((b"k", None))
+    lone.roll()
+    lone.compact()
+    lone.clock.ahead_ms = 2 * DAY_MS
+    lone.lease.drop()
+    assert lone.compact() == 0
+    lone.clock.ahead_ms = 0
+    lone.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
+    assert (tombstone, b"k", None) in lone.consumed()
+    lone.clock.ahead_ms = 2 * DAY_MS
+    assert lone.compact() == 1
 
 
 def test_nothing_is_said_to_be_purged_where_there_was_nothing_to_purge(lone: CompactedPartition) -> None:

@@ -1,14 +1,20 @@
-"""A leader whose clock is behind gives records old times; when leadership moves, no fresh record is deleted."""
+"""A leader whose clock is behind gives records old times; when leadership moves, no fresh record is deleted.
+
+Nor does a broker forget a producer by a clock that is ahead.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import BIG, LonePartition
+from tests.broker.rig import FAR_FUTURE_MS
 
 SKEW_MAX_MS = 120_000
 RETENTION_MS = 60_000
+DAY_MS = 86_400_000
 
 
 def lone_partition(tmp_path: Path) -> LonePartition:
@@ -50,3 +56,18 @@ def test_a_leader_without_a_lease_deletes_nothing(tmp_path: Path) -> None:
     lone.lease.drop()
     lone.partition.apply_retention(SKEW_MAX_MS)
     assert lone.partition.replica.log_start_offset == 0
+
+
+def test_a_broker_without_a_lease_forgets_no_producer(tmp_path: Path) -> None:
+    """Else the retry of a batch that is stored was stored once more, when this broker led again."""
+    lone = LonePartition(tmp_path / "t-0")
+    offsets = [lone.write(b"x", sequence=number, transactional=False) for number in range(3)]
+    lone.clock.ahead_ms = 2 * DAY_MS
+    lone.lease.drop()
+    lone.partition.expire_producers(DAY_MS)
+    lone.clock.ahead_ms = 0
+    lone.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
+    assert lone.write(b"x", sequence=2, transactional=False) == offsets[2]
+    lone.clock.ahead_ms = 2 * DAY_MS
+    lone.partition.expire_producers(DAY_MS)
+    assert lone.partition.replica.producers.entries() == [], "with a lease, idle ones are forgotten"

@@ -82,13 +82,15 @@ class PartitionCompaction:
     def _segments(self, now_ms: int) -> tuple[Segment, ...]:
         """What may be compacted: sealed, decided and committed segments that are old enough.
 
-        Of a topic with a table, only what is in the table: it gets every record.
+        Of a topic with a table, only what is in the table: it gets every record. Without a lag no time is looked at: a
+        clock that was ahead once has given later times than it is now.
         """
         topic, replica = self._partition.topic, self._partition.replica
         bound = min(replica.last_stable_offset, topic.retained_from(self._partition.key[1]))
-        newest_ms = now_ms - topic.config.min_compaction_lag_ms
-        segments = self._log.sealed_below(bound)
-        count = next((n for n, s in enumerate(segments) if s.last.append_time_ms > newest_ms), len(segments))
+        segments, lag_ms = self._log.sealed_below(bound), topic.config.min_compaction_lag_ms
+        if lag_ms == 0:
+            return segments
+        count = next((n for n, s in enumerate(segments) if s.last.append_time_ms > now_ms - lag_ms), len(segments))
         return segments[:count]
 
     def _purge_to(self, now_ms: int) -> int:

@@ -13,6 +13,7 @@ import pyarrow.json
 from spark_broker.cli.columns import spelled
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.arrays import array_of
+from spark_broker.protocol.casts import cast
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
 SHOWN_BYTES = 80
@@ -102,7 +103,8 @@ class RowMaker:
         table = pa.json.read_json(BytesIO(text), whole, options)
         table.validate(full=True)  # Arrow reads texts that are not UTF-8 without a look at them.
         there = [field for field in self._schema if field.name in table.column_names]
-        return table.select([field.name for field in there]).cast(pa.schema(there))
+        columns = [cast(table.column(field.name).combine_chunks(), field.type) for field in there]
+        return pa.Table.from_arrays(columns, schema=pa.schema(there))
 
     def _why(self, number: int, line: bytes, error: Exception) -> InvalidDataError:
         if not self._typed:
@@ -114,9 +116,14 @@ class RowMaker:
 
 
 def _as_read(kind: pa.DataType, path: str) -> pa.DataType:
-    """The type in which Arrow reads JSON of a column: dates as the text that people write."""
+    """The type in which Arrow reads JSON of a column: dates as the text that people write; floats of 32 bits with 64.
+
+    Arrow itself reads a number that is too large for 32 bits as infinity.
+    """
     if pa.types.is_date(kind):
         return pa.string()
+    if pa.types.is_float32(kind):
+        return pa.float64()
     if pa.types.is_list(kind):
         return pa.list_(_as_read(kind.value_type, path))
     if pa.types.is_struct(kind):

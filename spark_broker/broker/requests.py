@@ -175,6 +175,7 @@ class BrokerRequests:
             fitting_offset=fitting,
             sealed_offset=bounds.sealed,
             history_end_offset=partition.topic.history_end(spec.partition),
+            now_ms=self._clock.wall_ms(),
         )
 
     def _pass_on(self, request: Message, reply: Reply) -> None:

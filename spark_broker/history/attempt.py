@@ -72,6 +72,7 @@ class Attempt:
         self._topic = topic
         self._include_active_segments = include_active_segments
         self._new_id = new_id
+        self._leaders_ms: list[int] = []  # their clocks, when they were asked last
 
     def steps(self) -> Steps[TieredTopic]:
         """What to do, in order. Raises HistoryNotFoundError where the table lacks what is recorded, and
@@ -91,7 +92,7 @@ class Attempt:
         if history.uncut:
             history, marks = yield from self._cut(history, marks)
         deleted = yield from self._delete(history, self._topic.log_starts)
-        listed = yield from ask(ListLogs(history.ends))
+        listed = yield from self._list(history.ends)
         ranges = next_ranges(history, [self._log(info) for info in listed])
         if not ranges:
             log_starts = yield from self._expire(history, marks)
@@ -116,8 +117,8 @@ class Attempt:
         """The next transaction. Its mark has a time after all that it reads was appended."""
         partitions = len(self._topic.partitions)
         starts, ends = after(history, ranges, partitions, deleted)
-        now_ms = yield from ask(ReadClock())
-        mark = HistoryMark(now_ms, tuple(ends), tuple(sizes.get(p, 0) for p in range(partitions)))
+        clocks_ms = yield from self._clocks()
+        mark = HistoryMark(max(clocks_ms), tuple(ends), tuple(sizes.get(p, 0) for p in range(partitions)))
         return TableCommit(
             table_version=-1,
             version=history.version + 1,
@@ -155,7 +156,7 @@ class Attempt:
 
     def _departures(self, recorded: HistoryState, commit: TableCommit) -> Steps[dict[int, int]]:
         """From which offset on the commit has other records than the log, by partition."""
-        listed = yield from ask(ListLogs(recorded.ends))
+        listed = yield from self._list(recorded.ends)
         ranges = unrecorded(recorded, commit, [self._log(info) for info in listed])
         if not ranges:
             return {}
@@ -173,13 +174,13 @@ class Attempt:
 
     def _confirm(self, history: HistoryState) -> Steps[None]:
         """The controller takes it only if the leaders are still those that are asked here."""
-        listed = yield from ask(ListLogs(history.ends))
+        listed = yield from self._list(history.ends)
         yield from ask(Confirm(history, tuple(info.start_epoch for info in listed)))
 
     def _save_refused(self, commit: TableCommit) -> Steps[None]:
         if not commit.refused:
             return
-        listed = yield from ask(ListLogs())
+        listed = yield from self._list()
         starts = [(each, max(each.start, listed[each.partition].log_start_offset)) for each in commit.refused]
         ranges = [TieringRange(each.partition, start, each.end) for each, start in starts if start < each.end]
         if ranges:
@@ -196,14 +197,26 @@ class Attempt:
     def _expire(self, history: HistoryState, marks: Sequence[HistoryMark]) -> Steps[tuple[int, ...]]:
         """Apply the topic's retention. First the controller, so that readers get no row that is about to go."""
         topic = self._topic
-        now_ms = yield from ask(ReadClock())
+        clocks_ms = yield from self._clocks()
         retention = HistoryRetention.of_topic(topic.config)
-        log_starts = expired_before(marks, retention, now_ms, topic.log_starts, len(topic.partitions))
+        log_starts = expired_before(marks, retention, min(clocks_ms), topic.log_starts, len(topic.partitions))
         raised = [(p, start) for p, start in enumerate(log_starts) if start > topic.deleted_before(p)]
         if raised:
             yield from ask(RaiseLogStarts(raised))
             yield from self._delete(history, log_starts)
         return log_starts
+
+    def _list(self, ends: tuple[int, ...] = ()) -> Steps[list[ListedOffset]]:
+        listed = yield from ask(ListLogs(ends))
+        self._leaders_ms = [info.now_ms for info in listed if info.now_ms >= 0]
+        return listed
+
+    def _clocks(self) -> Steps[list[int]]:
+        """The present time by the tierer's clock, which may be wrong, and by those of the leaders, which the controller
+        compares. What is committed was appended before the latest. What is old is so by all of them.
+        """
+        now_ms = yield from ask(ReadClock())
+        return [now_ms, *self._leaders_ms]
 
     def _log(self, info: ListedOffset) -> PartitionLog:
         return PartitionLog(info.log_start_offset, info.offset if self._include_active_segments else info.sealed_offset)

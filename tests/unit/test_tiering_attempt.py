@@ -208,6 +208,28 @@ def test_retention_tells_the_controller_before_rows_go() -> None:
     assert tiered.log_starts == (20,)
 
 
+def at(now_ms: int, logs: list[ListedOffset]) -> list[ListedOffset]:
+    """By the leaders' clocks."""
+    return [msgspec.structs.replace(info, now_ms=now_ms) for info in logs]
+
+
+def test_a_clock_of_the_tierer_that_is_ahead_deletes_nothing() -> None:
+    commit = TableCommit(0, 0, "x", (0,), (20,), (HistoryMark(10, (20,), (100,)),))
+    view, table = topic(20, config={"retention.ms": "500"}), TableSnapshot("table", 0, 0, {0: commit})
+    steps, tiered = run(view, table, at(400, log(20)))
+    assert kinds(steps) == [ReadTable, ListLogs, ReadClock]
+    assert tiered.log_starts == (0,)
+    _, tiered = run(view, table, at(1100, log(20)))
+    assert tiered.log_starts == (20,), "it is old by both clocks"
+
+
+def test_a_clock_of_the_tierer_that_is_behind_makes_no_record_old() -> None:
+    steps, _ = run(topic(0), None, at(2_000_000, log(20)))
+    append = steps[4]
+    assert isinstance(append, AppendRecords)
+    assert append.commit.marks == (HistoryMark(2_000_000, (20,), (100,)),)
+
+
 def test_rows_of_deleted_records_go_before_anything_is_appended() -> None:
     steps, _ = run(topic(20, log_starts=[7]), TableSnapshot("table", 0, 0, {}), log(45))
     assert kinds(steps)[:3] == [ReadTable, DeleteRows, ListLogs]

@@ -211,7 +211,7 @@ class ListedOffset(Message, frozen=True):
     `history_end_offset`: up to there (exclusive) the leader knows records to be in the topic's table; -1: it has none.
     `start_epoch`: leader epoch of the record before the caller's `start`. `size_bytes`: bytes stored from `start` to
     `offset`. `fitting_offset`: the batches from `start` up to it fit into `max_bytes`, or are a single larger batch.
-    -1: not known, or not asked for.
+    `now_ms`: the leader's clock, UTC. -1: not known, or not asked for.
     """
 
     topic_id: TopicId
@@ -229,6 +229,7 @@ class ListedOffset(Message, frozen=True):
     fitting_offset: Offset = -1
     sealed_offset: Offset = -1
     history_end_offset: Offset = -1
+    now_ms: Int64 = -1
 
 
 class ListOffsetsResponse(Message, frozen=True):

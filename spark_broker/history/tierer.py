@@ -200,6 +200,8 @@ def own_session(spark: SparkSession) -> SparkSession:
     own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
     # Other readers of the table, deltalake for one, take these; Spark's own default is a type of its own.
     own.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    # Only Spark itself reads dates of the old calendar right: for deltalake those before 1582 are days later.
+    own.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED")
     # Partition values are texts, and in zones with summer time an hour comes twice. Rules and generated columns mean
     # the same whoever tiers.
     own.conf.set("spark.sql.session.timeZone", "UTC")

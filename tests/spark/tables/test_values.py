@@ -38,6 +38,15 @@ def in_new_york(spark: TiererProcess) -> Iterator[None]:
     spark.sql("SET spark.sql.session.timeZone=UTC")
 
 
+@pytest.fixture(params=["LEGACY", "EXCEPTION"])
+def for_old_readers(spark: TiererProcess, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The session writes Parquet for Spark 2 and Hive, or refuses dates that these take for others."""
+    name = "spark.sql.parquet.datetimeRebaseModeInWrite"
+    spark.sql(f"SET {name}={request.param}")
+    yield
+    spark.sql(f"RESET {name}")
+
+
 def dropped(admin: Admin, topic: str, end: int) -> bool:
     """Whether brokers have nothing before this offset any more: readers get it from the table."""
     (partition,) = admin.describe_topic(topic).partitions
@@ -128,6 +137,23 @@ def test_an_empty_text_in_a_partition_column_is_judged_as_the_null_that_delta_st
         (1, reason, {"id": 1, "region": "", "at": None}),
         (2, reason, {"id": 2, "region": "__HIVE_DEFAULT_PARTITION__", "at": None}),
     ]
+
+
+@pytest.mark.usefixtures("for_old_readers")
+def test_dates_before_1582_are_the_same_in_the_table(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, table: Path
+) -> None:
+    """Story: the first of January 1200 was the eighth for consumers, once brokers had dropped it."""
+    topic = f"dates-{table.parent.name}"
+    create(admin, topic, table, pa.schema([("day", pa.date32()), ("at", pa.timestamp("us", "UTC"))]))
+    days = [date(1, 1, 1), date(1200, 1, 1), date(1582, 10, 14), date(1899, 12, 31)]
+    rows: list[Row] = [{"day": day, "at": datetime(day.year, day.month, day.day, tzinfo=UTC)} for day in days]
+    append(brokers, topic, *rows)
+    tier(brokers, admin, spark, topic)
+    there = DeltaTable(str(table)).to_pyarrow_table().sort_by("_offset")
+    assert there.select(["day", "at"]).to_pylist() == rows
+    shown = spark.sql(f"SELECT CAST(day AS STRING) FROM delta.`{table}` ORDER BY _offset")
+    assert shown == [[day.isoformat()] for day in days]
 
 
 @pytest.mark.parametrize(

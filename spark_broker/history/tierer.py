@@ -205,6 +205,9 @@ def own_session(spark: SparkSession) -> SparkSession:
     # Partition values are texts, and in zones with summer time an hour comes twice. Rules and generated columns mean
     # the same whoever tiers.
     own.conf.set("spark.sql.session.timeZone", "UTC")
-    # It rewrites files of the table: a row that a flipped bit has changed would get a right checksum then.
+    # It rewrites files of the table: a row that a flipped bit has changed would get a right checksum then, and what a
+    # read passes over would be gone.
     own.conf.set(CHECK_PAGES, "true")
+    own.conf.set("spark.sql.files.ignoreCorruptFiles", "false")
+    own.conf.set("spark.sql.files.ignoreMissingFiles", "false")
     return own

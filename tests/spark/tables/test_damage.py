@@ -11,7 +11,7 @@ import pytest
 from spark_broker import Admin
 from spark_broker.errors import InvalidDataError
 from tests.spark.history import History
-from tests.spark.tables.typed import Row, append, by_spark, consumed, create, tier
+from tests.spark.tables.typed import Row, append, by_spark, consumed, create, in_table, tier
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -81,3 +81,26 @@ def test_a_table_that_is_damaged_or_older_gives_no_wrong_record(
         consumed(brokers, "damaged", len(rows))
     with pytest.raises(RuntimeError, match=f"INVALID_DATA: the table {table}, the history of damaged, cannot be read"):
         by_spark(brokers, spark, "damaged", columns)
+
+
+def test_a_table_is_not_written_anew_without_a_file_that_is_gone(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, tmp_path: Path
+) -> None:
+    """The session passes over files that are gone: a rewrite of the table lost their records for good."""
+    table, setting = tmp_path / "table", "spark.sql.files.ignoreMissingFiles"
+    create(admin, "rewritten", table, SCHEMA, delta_type_widening="rewrite")
+    rows = ROWS[:20]
+    for part in (rows[:10], rows[10:]):
+        append(brokers, "rewritten", *part)
+        tier(brokers, admin, spark, "rewritten")
+    admin.alter_topic_schema("rewritten", pa.schema([("id", pa.int64())]))
+    rows.append({"id": 2**40, "text": "needs the wider column"})
+    append(brokers, "rewritten", rows[-1])
+    file = next(iter(table.glob("*.parquet")))
+    away = file.rename(tmp_path / file.name)
+    spark.sql(f"SET {setting}=true")
+    assert spark.tier(brokers.bootstrap_servers, "rewritten")["error"] == "TIERING_STOPPED"
+    spark.sql(f"RESET {setting}")
+    away.rename(file)
+    tier(brokers, admin, spark, "rewritten")
+    assert in_table(spark, table, ["id", "text"]) == rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from datetime import datetime, time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from datetime import datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from itertools import accumulate
@@ -60,6 +60,9 @@ def _check_kept(value: object, kind: pa.DataType) -> None:
     """Raises pa.ArrowInvalid for a value of which `pa.array` would keep only a part, however deep it is."""
     if value is None:
         return
+    if isinstance(value, np.ndarray):
+        _check_times(value, kind)
+        value = value.tolist()
     if pa.types.is_struct(kind) and isinstance(value, Mapping):
         for field in kind:
             _check_kept(value.get(field.name), field.type)
@@ -69,17 +72,35 @@ def _check_kept(value: object, kind: pa.DataType) -> None:
                 _check_kept(pair[0], kind.key_type)
                 _check_kept(pair[1], kind.item_type)
     elif pa.types.is_list(kind):
+        if isinstance(value, str | bytes):
+            raise pa.ArrowInvalid("its letters, or bytes, would be the list")
         for element in _members(value):
             _check_kept(element, kind.value_type)
     else:
         _check_plain(value, kind)
 
 
+def _check_times(values: npt.NDArray[Any], kind: pa.DataType) -> None:
+    """Arrow takes the numbers of numpy's times as they are, whatever their unit is."""
+    if values.dtype.kind not in "mM":
+        return
+    leaf = kind.value_type if pa.types.is_list(kind) else kind
+    taken = pa.types.is_timestamp(leaf) if values.dtype.kind == "M" else pa.types.is_duration(leaf)
+    if not taken or np.datetime_data(values.dtype) != (leaf.unit, 1):
+        raise pa.ArrowInvalid(f"{values.dtype} is not {leaf}: give datetimes, or numpy's times of this unit")
+
+
 def _check_plain(value: object, kind: pa.DataType) -> None:
-    """A fraction where there is none, the time of day of a date, and what is too large for a float."""
+    """A fraction where there is none, the time of day of a date, the zone of a time of day, nanoseconds (of pandas),
+    and what is too large for a float.
+    """
     if isinstance(value, datetime) and pa.types.is_date(kind):
         if value.tzinfo is not None or value.time() != time():
             raise pa.ArrowInvalid("a date has no time of day and no zone")
+    elif isinstance(value, time) and value.tzinfo is not None:
+        raise pa.ArrowInvalid("a time of day has no zone")
+    elif isinstance(value, datetime | timedelta) and _has_nanoseconds(value):
+        raise pa.ArrowInvalid(f"{kind} has no nanoseconds")
     elif isinstance(value, float | int | np.floating) and pa.types.is_float32(kind):
         if _FLOAT32_MAX < abs(float(value)) < math.inf:
             raise pa.ArrowInvalid("it is too large for a float of 32 bits")
@@ -89,8 +110,15 @@ def _check_plain(value: object, kind: pa.DataType) -> None:
             raise pa.ArrowInvalid(f"{kind} has no fractions")
 
 
+def _has_nanoseconds(value: datetime | timedelta) -> bool:
+    """Only pandas' own times have some."""
+    return bool(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0))
+
+
 def _members(value: object) -> Iterable[object]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
+    """`__array__`: a column of pandas or polars."""
+    listed = isinstance(value, Sequence | Set) or (hasattr(value, "__array__") and isinstance(value, Iterable))
+    return cast("Iterable[object]", value) if listed and not isinstance(value, str | bytes) else ()
 
 
 def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:

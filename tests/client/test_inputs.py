@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -108,6 +109,22 @@ CHANGED = [
     (pa.list_(pa.int32()), [1, 1.5]),
     (pa.struct([("x", pa.list_(pa.float32()))]), {"x": [1e300]}),
     (pa.map_(pa.string(), pa.int8()), {"a": 0.5}),
+    (pa.list_(pa.int64()), np.array([1, 1.5])),
+    (pa.list_(pa.int64()), np.array([1.5], object)),
+    (pa.list_(pa.int64()), pd.Series([1.5])),
+    (pa.list_(pa.int64()), {1.5}),
+    (pa.list_(pa.float32()), np.array([1e300])),
+    (pa.list_(pa.timestamp("us")), np.array(["2026-01-01"], "datetime64[ns]")),
+    (pa.list_(pa.timestamp("us", "UTC")), np.array(["2026-01-01"], "datetime64[s]")),
+    (pa.list_(pa.duration("us")), np.array([1], "timedelta64[ms]")),
+    (pa.struct([("x", pa.list_(pa.int32()))]), {"x": np.array([0.5])}),
+    (pa.map_(pa.string(), pa.list_(pa.int32())), {"a": np.array([0.5])}),
+    (pa.list_(pa.string()), "text"),
+    (pa.list_(pa.int64()), b"bytes"),
+    (pa.int64(), np.array(5.5)),
+    (pa.timestamp("us"), pd.Timestamp(1_500)),
+    (pa.duration("us"), pd.Timedelta(1, "ns")),
+    (pa.time64("us"), time(12, tzinfo=UTC)),
 ]
 
 
@@ -121,7 +138,19 @@ def test_a_value_of_which_only_a_part_would_be_kept_is_refused(kind: pa.DataType
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [(pa.int32(), 2.0), (pa.date32(), datetime(2026, 1, 1)), (pa.float32(), math.inf), (pa.float32(), 0.1)],  # noqa: DTZ001
+    [
+        (pa.int32(), 2.0),
+        (pa.date32(), datetime(2026, 1, 1)),  # noqa: DTZ001
+        (pa.float32(), math.inf),
+        (pa.float32(), 0.1),
+        (pa.list_(pa.float32()), np.array([0.1, math.nan])),
+        (pa.list_(pa.int8()), np.array([2.0])),
+        (pa.list_(pa.timestamp("us", "UTC")), np.array(["2026-01-01"], "datetime64[us]")),
+        (pa.list_(pa.timestamp("us")), pd.Series([pd.Timestamp("2026-01-01", tz="Europe/Rome")])),
+        (pa.timestamp("us"), pd.Timestamp(1_000)),
+        (pa.duration("us"), pd.Timedelta(1, "us")),
+        (pa.time64("us"), time(12)),
+    ],
 )
 def test_what_a_column_can_hold_is_taken(kind: pa.DataType, value: object) -> None:
     assert conformed([{"c": value}], view_of(pa.schema([("c", kind)])))

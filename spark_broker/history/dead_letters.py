@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 REASON = "_offset_refused"
 """The column that `judged` adds. No topic has a column of this name: its beginning is reserved."""
 
+_AS_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Spark's own formats leave the microseconds out."""
+
 _GIVEN = "_offset_given_"
 """What the names of columns begin with that hold what the record has, where rules are judged by something else."""
 
@@ -89,7 +96,7 @@ def letters(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
     """
     from pyspark.sql.functions import coalesce, col, current_timestamp, lit, struct, to_json
 
-    record = to_json(struct(*(col(quoted(name)) for name in columns)), {"ignoreNullFields": "false"})
+    record = to_json(struct(*(col(quoted(name)) for name in columns)), _AS_JSON)
     return rows.select(
         *("_partition", "_offset", "_timestamp", "_leader_epoch"),
         coalesce(REASON, lit("refused by the table")).alias("_reason"),

@@ -128,13 +128,15 @@ def test_an_empty_text_in_a_partition_column_is_judged_as_the_null_that_delta_st
     append(
         brokers,
         "judged",
-        *({"id": n, "region": text} for n, text in enumerate(["a", "", "__HIVE_DEFAULT_PARTITION__"])),
+        {"id": 0, "region": "a"},
+        {"id": 1, "region": "", "at": datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)},
+        {"id": 2, "region": "__HIVE_DEFAULT_PARTITION__"},
     )
     tier(brokers, admin, spark, "judged")
     assert in_table(spark, table, ["id", "region"]) == [{"id": 0, "region": "a"}]
     reason = "column region must not be null"
     assert dead_letters(spark, table) == [
-        (1, reason, {"id": 1, "region": "", "at": None}),
+        (1, reason, {"id": 1, "region": "", "at": "2026-01-01T12:00:00.123456Z"}),
         (2, reason, {"id": 2, "region": "__HIVE_DEFAULT_PARTITION__", "at": None}),
     ]
 

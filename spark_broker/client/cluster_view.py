@@ -23,6 +23,9 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from spark_broker.protocol.schema_ids import UNKNOWN, parsed, schema_at
 
+TIERER = "spark-broker/"
+"""What the id of an application that tiers a topic begins with."""
+
 
 @dataclass(frozen=True)
 class TopicView:
@@ -36,6 +39,7 @@ class TopicView:
     history: HistoryMetadata | None = None
     log_starts: tuple[int, ...] = ()
     next_tiering_ms: int = -1  # only as the controller has just answered, and not as of now
+    cluster_id: str = ""
 
     def or_as(self, found: TopicView | None) -> TopicView:
         """The topic as another answer shows it; as it is, where that has none or another topic of its name."""
@@ -51,10 +55,16 @@ class TopicView:
         end = self.history.ends[partition]
         return min(end, max(self.history.starts[partition], self.deleted_before(partition))), end
 
-    def why_not_its_table(self, table_id: str, version: int) -> str:
+    @property
+    def tierer(self) -> str:
+        """The application as which the topic's tierers write to its table."""
+        return f"{TIERER}{self.cluster_id}/{self.topic_id}"
+
+    def why_not_its_table(self, table_id: str, version: int, transaction: int | None) -> str:
         """Why a table of this id, at this version of Delta's, does not have the topic's history; empty: it has.
 
-        An older version would have gaps.
+        `transaction`: the tierers' newest there; None: not known. An older version would have gaps, also if others have
+        written to it since.
         """
         history = self.history
         if history is None or history.version < 0:
@@ -63,6 +73,8 @@ class TopicView:
             return f"it was replaced: its id is {table_id}, it was {history.table_id}"
         if version < history.table_version:
             return f"it was taken back to version {version}, and the history needs version {history.table_version}"
+        if transaction is not None and transaction < history.version:
+            return f"it was taken back to transaction {transaction}, and the history needs {history.version}"
         return ""
 
     def deleted_before(self, partition: int) -> int:
@@ -179,7 +191,11 @@ def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | No
     that does not name its offset, the list of brokers is ignored if an older controller made it.
     """
     if view.is_newer_than(answer):
-        added = {topic.name: _merged_topic(None, topic) for topic in answer.topics if topic.name not in view.topics}
+        added = {
+            topic.name: _merged_topic(None, topic, answer.cluster_id)
+            for topic in answer.topics
+            if topic.name not in view.topics
+        }
         return replace(view, topics={**added, **view.topics}, version=view.version + 1)
     answered = {topic.name: topic for topic in answer.topics}
     topics = dict(view.topics) if asked is not None else {}
@@ -187,7 +203,7 @@ def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | No
         if name not in answered:
             topics.pop(name, None)
     for name, topic in answered.items():
-        topics[name] = _merged_topic(view.topics.get(name), topic)
+        topics[name] = _merged_topic(view.topics.get(name), topic, answer.cluster_id)
     same_cluster = answer.cluster_id == view.cluster_id
     # An offset says more than an epoch: where older metadata was accepted, controllers count from a lower epoch again.
     later = answer.controller_epoch >= view.controller_epoch
@@ -205,7 +221,7 @@ def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | No
     )
 
 
-def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
+def _merged_topic(old: TopicView | None, new: TopicMetadata, cluster_id: str) -> TopicView:
     partitions = sorted(new.partitions, key=lambda state: state.partition)
     if old is not None and old.topic_id == new.topic_id:
         partitions = [_newer(old, state) for state in partitions] + list(old.partitions[len(partitions) :])
@@ -214,11 +230,13 @@ def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
         unchanged = (old.schema_bytes, old.config, old.history, old.log_starts)
         if (schemas, new.config, new.history, tuple(new.log_starts)) == unchanged:
             return _with_partitions(old, tuple(partitions))
-        return _topic_view(new, tuple(partitions), schemas)
-    return _topic_view(new, tuple(partitions), tuple(new.schemas))
+        return _topic_view(new, tuple(partitions), schemas, cluster_id)
+    return _topic_view(new, tuple(partitions), tuple(new.schemas), cluster_id)
 
 
-def _topic_view(new: TopicMetadata, partitions: tuple[PartitionMetadata, ...], schemas: tuple[bytes, ...]) -> TopicView:
+def _topic_view(
+    new: TopicMetadata, partitions: tuple[PartitionMetadata, ...], schemas: tuple[bytes, ...], cluster_id: str
+) -> TopicView:
     return TopicView(
         new.name,
         new.topic_id,
@@ -228,6 +246,7 @@ def _topic_view(new: TopicMetadata, partitions: tuple[PartitionMetadata, ...], s
         new.history,
         tuple(new.log_starts),
         new.next_tiering_ms,
+        cluster_id,
     )
 
 

@@ -66,7 +66,8 @@ class DeltaRows:
             self._table: DeltaTable = self._deltalake.DeltaTable(_url(self._path))
             self._storage = PyFileSystem(DeltaStorageHandler(self._table.table_uri, None, None))
             self._check_log()
-            why = topic.why_not_its_table(str(self._table.metadata().id), self._table.version())
+            transaction = self._table.transaction_version(topic.tierer)
+            why = topic.why_not_its_table(str(self._table.metadata().id), self._table.version(), transaction)
             self.columns: Mapping[str, str] = {each.name.lower(): each.name for each in self._table.schema().fields}
             actions = pa.table(self._table.get_add_actions(flatten=True))
             self._files = [TableFile(self._storage, action) for action in _of_files(actions).to_pylist()]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.cluster_view import TIERER, TopicView
 from spark_broker.errors import StaleMetadataError
 from spark_broker.history.attempt import confirmation
 from spark_broker.history.plan import TableCommit, TieringRange
@@ -28,7 +28,7 @@ from spark_broker.history.steps import (
     SaveRefused,
     Step,
 )
-from spark_broker.history.table import APP_PREFIX, HistoryTable
+from spark_broker.history.table import HistoryTable
 from spark_broker.protocol.messages import ListedOffset, Message, RaiseLogStartsRequest, ReportTieringRequest
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def app_id(self) -> str:
-        return f"{APP_PREFIX}{self.cluster_id}/{self.topic.topic_id}"
+        return f"{TIERER}{self.cluster_id}/{self.topic.topic_id}"
 
 
 class SparkSteps:

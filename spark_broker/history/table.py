@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from spark_broker.client.cluster_view import TIERER
 from spark_broker.errors import HistoryNotFoundError, TieringStoppedError
 from spark_broker.history.dead_letters import accepted, count_refused, judged, letters
 from spark_broker.history.design import TableDesign, holds_local_times, quoted, wider_columns
@@ -17,7 +18,7 @@ from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import ConflictError
 from spark_broker.model import dead_letters_path
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.spark.delta_session import delta_snapshot, why_incomplete
+from spark_broker.spark.delta_session import delta_snapshot, transactions_of, why_incomplete
 from spark_broker.spark.spark_failures import root_cause, said
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 logger = logging.getLogger(__name__)
-
-APP_PREFIX = "spark-broker/"
-"""What the id of an application that tiers a topic begins with."""
 
 STATISTICS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
 """The columns that queries skip files by, whatever the topic's columns are."""
@@ -78,7 +76,7 @@ class HistoryTable:
             why = why_incomplete(snapshot)
             if why:
                 raise kind(f"the table {self._path} lacks a commit: {why}. Put it back, from a backup")
-            transactions = _transactions(snapshot)
+            transactions = transactions_of(snapshot)
             version = transactions.pop(self._app_id, -1)
             self._refuse_others(transactions, kind)
             table_version = int(snapshot.version())
@@ -250,7 +248,7 @@ class HistoryTable:
         return delta_snapshot(self._spark, self._path)
 
     def _refuse_others(self, transactions: dict[str, int], kind: type[TieringStoppedError]) -> None:
-        others = [app_id for app_id in transactions if app_id.startswith(APP_PREFIX)]
+        others = [app_id for app_id in transactions if app_id.startswith(TIERER)]
         if others:
             _, cluster_id, topic_id = others[0].split("/", 2)
             raise kind(f"the table {self._path} is the history of another topic: {topic_id} of cluster {cluster_id}")
@@ -310,15 +308,6 @@ def _our_commit(row: Any, app_id: str) -> TableCommit | None:
         quarantined=int(ours.get("quarantined", 0)),
         refused=tuple(TieringRange(*each) for each in ours.get("refused", ())),
     )
-
-
-def _transactions(snapshot: Any) -> dict[str, int]:
-    """The newest version of each application that wrote transactions."""
-    transactions = snapshot.setTransactions()
-    return {
-        str(transactions.apply(index).appId()): int(transactions.apply(index).version())
-        for index in range(transactions.size())
-    }
 
 
 def _with_statistics(schema: StructType) -> Sequence[str]:

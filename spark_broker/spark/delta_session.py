@@ -149,3 +149,12 @@ def why_incomplete(snapshot: Any) -> str:
         if entries.apply(index).getLen() == 0:
             return f"the entry {entries.apply(index).getPath().getName()} of its log is empty"
     return ""
+
+
+def transactions_of(snapshot: Any) -> dict[str, int]:
+    """The newest transaction of each application, in a snapshot of Delta's (a Java object)."""
+    transactions = snapshot.setTransactions()
+    return {
+        str(transactions.apply(index).appId()): int(transactions.apply(index).version())
+        for index in range(transactions.size())
+    }

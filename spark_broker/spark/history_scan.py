@@ -22,7 +22,7 @@ from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
 from spark_broker.spark.cluster import connected
 from spark_broker.spark.columns import CREATE_TIME
-from spark_broker.spark.delta_session import check_delta, delta_snapshot, why_incomplete
+from spark_broker.spark.delta_session import check_delta, delta_snapshot, transactions_of, why_incomplete
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
 from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.planned_topic import TOPIC_GONE, is_gone, planned_topic
@@ -216,7 +216,8 @@ class _HistoryScan:
         path = self.topic.settings.delta_path
         try:
             snapshot = delta_snapshot(self.spark, path)
-            why = self.topic.why_not_its_table(str(snapshot.metadata().id()), int(snapshot.version()))
+            transaction = transactions_of(snapshot).get(self.topic.tierer)
+            why = self.topic.why_not_its_table(str(snapshot.metadata().id()), int(snapshot.version()), transaction)
             why = why or why_incomplete(snapshot)
             # Delta would scan the newest version in each query. That may lack rows that were deleted since.
             frame = self.spark.read.format("delta").option("versionAsOf", snapshot.version()).load(path)

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from spark_broker import Consumer, TopicPartition
 from spark_broker.client.cluster_view import TopicView
@@ -145,6 +147,23 @@ def test_an_older_copy_of_the_table_is_no_silent_gap(table: Path, tmp_path: Path
     with pytest.raises(InvalidDataError, match=r"taken back to version 2, and the history needs version 3") as refused:
         read(topic)
     assert "backup" in refused.value.hint
+
+
+@pytest.mark.parametrize(("transaction", "is_older"), [(3, True), (4, False), (5, False)])
+def test_an_older_copy_to_which_others_have_written_is_no_silent_gap(
+    table: Path, transaction: int, is_older: bool
+) -> None:
+    """A backup was put back, and OPTIMIZE ran: Delta's version is no older than the history needs."""
+    topic = replace(topic_of(table), cluster_id="c")
+    assert topic.history is not None
+    topic = replace(topic, history=msgspec.structs.replace(topic.history, version=4))
+    tierers = CommitProperties(app_transactions=[Transaction(f"spark-broker/c/{topic.topic_id}", transaction)])
+    write_deltalake(str(table), rows(0, 0), mode="append", commit_properties=tierers)
+    if not is_older:
+        assert read(topic).num_rows == END
+        return
+    with pytest.raises(InvalidDataError, match="taken back to transaction 3, and the history needs 4"):
+        read(topic)
 
 
 def test_another_table_in_its_place_is_refused(table: Path) -> None:

@@ -61,8 +61,8 @@ class PartitionCompaction:
         with self._partition.lock:
             if not self._partition.topic.is_compacted or not self._is_active:
                 return None
-            if not self._partition.lease.allows_appends:
-                return None  # Tombstones go by the time of passes, and the controller may have found this clock wrong.
+            if not self._partition.lease.allows_expiry:
+                return None  # Tombstones go by the time of passes, and this clock may be wrong.
             if self._partition.is_unreadable and not self._partition.replica.has_other_copy:
                 return None  # The next pass would end there, too.
             now_ms, cleaned = self._clock.wall_ms(), self._log.cleaned

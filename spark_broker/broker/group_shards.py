@@ -166,7 +166,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
             try:
                 self._bring_up_to_date(led)
                 if led.shard.next_due_ms <= self._clock.boottime_ms():
-                    self._carry_out(led, led.shard.clock(self._now(), self._has_open_transaction(led)))
+                    self._carry_out(led, led.shard.clock(self._now(), self._keeps_offsets(led)))
             except SparkBrokerError as error:
                 # A failed disk has stopped the partition already. Anything else is tried again.
                 logger.debug("%s: what is due waits: %s", led.partition, error)
@@ -175,6 +175,10 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
 
     def _has_open_transaction(self, led: Led[GroupShard]) -> Callable[[str], bool]:
         return lambda group_id: led.shard.state.undecided.of(group_id) is not None
+
+    def _keeps_offsets(self, led: Led[GroupShard]) -> Callable[[str], bool]:
+        """Which groups' offsets do not expire now: by a clock that was not checked, none do."""
+        return self._has_open_transaction(led) if led.partition.lease.allows_expiry else lambda _: True
 
     # What decisions have in common.
 

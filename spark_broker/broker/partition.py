@@ -401,14 +401,14 @@ class Partition(GuardedStorage):
                         self._restarted(self.replica.high_watermark, began, why)
 
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
-        """Apply retention if this replica leads and its broker has a lease: then the controller has checked its clock.
+        """Apply retention if this replica leads, and its broker may go by its clock.
 
         Followers move their log start when the leader's answer names it. The clocks of earlier leaders may have been
         `clock_skew_max_ms` behind this one.
         """
         with self.lock:
             self._remove_below_log_start()  # Files that a full disk has kept.
-            if self.replica.role is not Role.LEADER or not self.lease.allows_appends:
+            if self.replica.role is not Role.LEADER or not self.lease.allows_expiry:
                 return
             clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
             bound = min(self.replica.last_stable_offset, self.topic.retained_from(self.key[1]))
@@ -441,9 +441,9 @@ class Partition(GuardedStorage):
             self._carry_out(self.replica.advance_log_start(min(offset, self.replica.last_stable_offset)))
 
     def expire_producers(self, expiration_ms: int) -> None:
-        """Forget producers that have appended nothing for this long, by a clock that the controller has checked."""
+        """Forget producers that have appended nothing for this long, by a clock that was checked."""
         with self.lock:
-            if self.lease.allows_appends:
+            if self.lease.allows_expiry:
                 self.replica.expire_producers(self._clock.wall_ms() - expiration_ms)
 
     def flush(self) -> None:

@@ -170,9 +170,8 @@ class ReplicaManager(ReplicaFiles):
             return None
 
     def delete_old_strays(self, retention_ms: int) -> None:
-        """Delete the replicas that were set aside this long ago. The controller has checked the clock of a broker that
-        has a lease."""
-        if retention_ms < 0 or not self._lease.allows_appends:
+        """Delete the replicas that were set aside this long ago, by a clock that was checked."""
+        if retention_ms < 0 or not self._lease.allows_expiry:
             return
         with self._work_lock:
             if self._closed:

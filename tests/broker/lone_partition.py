@@ -36,6 +36,21 @@ class ShiftedClock(SystemClock):
         return super().wall_ms() + self.ahead_ms
 
 
+class HeldClock(ShiftedClock):
+    """Time goes on only by `passed_ms`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed_ms = 0
+        self._began = (super().boottime_ms(), super().wall_ms())
+
+    def boottime_ms(self) -> int:
+        return self._began[0] + self.passed_ms
+
+    def wall_ms(self) -> int:
+        return self._began[1] + self.passed_ms + self.ahead_ms
+
+
 class LonePartition:
     """It is open from the start; `reopen` ends the process and starts another in the next leader epoch."""
 

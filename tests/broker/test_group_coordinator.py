@@ -12,6 +12,7 @@ from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.internal_records import encode_rows
+from spark_broker.broker.lease import SETTLED_MS, Lease
 from spark_broker.broker.log_cleaner import LogCleaner
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.reply import Answer
@@ -37,6 +38,7 @@ from spark_broker.protocol.messages import (
     OffsetFetchResponse,
     TransactionalOffsetCommitRequest,
 )
+from tests.broker.lone_partition import HeldClock
 from tests.broker.rig import INTERNAL_TOPIC_ID, TOPIC_ID, InternalTopicRig, Outcome
 from tests.conftest import WaitUntil
 
@@ -341,3 +343,16 @@ def test_an_older_client_names_neither(rig: GroupRig) -> None:
     for offset in (5, 3):
         assert isinstance(commit(coordinator, "g", offset)[0], EmptyResponse)
         assert committed(coordinator, "g") == [offset]
+
+
+def test_offsets_do_not_expire_by_a_clock_that_was_set_a_moment_ago(rig: GroupRig) -> None:
+    clock = HeldClock()
+    coordinator = GroupCoordinator(rig.brokers[0].manager, ClusterConfig(), clock=clock)
+    assert commit(coordinator, "g", 1) == [EmptyResponse()]
+    lease = rig.log().lease = Lease(clock)
+    for passed_ms, left in ((SETTLED_MS - 1, [1]), (SETTLED_MS, [])):
+        lease.extend(clock.boottime_ms(), 10 * SETTLED_MS)
+        clock.ahead_ms = 8 * 86_400_000
+        clock.passed_ms += passed_ms
+        coordinator.tick()
+        assert committed(coordinator, "g") == left

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.lease import SETTLED_MS, Lease
 from spark_broker.storage.start_kind import StartKind
-from tests.broker.lone_partition import BIG, LonePartition
+from tests.broker.lone_partition import BIG, HeldClock, LonePartition
 from tests.broker.rig import FAR_FUTURE_MS
 
 SKEW_MAX_MS = 120_000
@@ -71,3 +72,46 @@ def test_a_broker_without_a_lease_forgets_no_producer(tmp_path: Path) -> None:
     lone.clock.ahead_ms = 2 * DAY_MS
     lone.partition.expire_producers(DAY_MS)
     assert lone.partition.replica.producers.entries() == [], "with a lease, idle ones are forgotten"
+
+
+class Heartbeats:
+    """A partition whose broker has a lease and clocks of its own."""
+
+    def __init__(self, lone: LonePartition) -> None:
+        self.clock = lone.partition._clock = HeldClock()
+        self._lease = lone.partition.lease = Lease(self.clock)
+        self._partition = lone.partition
+        self.beat()
+
+    def beat(self) -> None:
+        self._lease.extend(self.clock.boottime_ms(), 10 * SETTLED_MS)
+
+    def keeps_everything(self) -> bool:
+        self._partition.apply_retention(SKEW_MAX_MS)
+        return self._partition.replica.log_start_offset == 0
+
+
+def test_a_clock_that_was_set_a_moment_ago_deletes_nothing(tmp_path: Path) -> None:
+    """All clocks of a cluster on one machine jump together: no majority shows that they are wrong."""
+    lone = lone_partition(tmp_path)
+    fill(lone)
+    broker = Heartbeats(lone)
+    broker.clock.ahead_ms = 100 * DAY_MS
+    assert broker.keeps_everything(), "before the next heartbeat"
+    broker.beat()
+    assert broker.keeps_everything()
+    lone.partition.expire_producers(DAY_MS)
+    assert lone.partition.replica.producers.entries()
+    broker.clock.passed_ms += SETTLED_MS - 1
+    assert broker.keeps_everything()
+    broker.clock.passed_ms += 1
+    assert not broker.keeps_everything(), "it is right, and the records are old"
+
+
+def test_a_machine_that_slept_deletes_what_is_old_by_now(tmp_path: Path) -> None:
+    lone = lone_partition(tmp_path)
+    fill(lone)
+    broker = Heartbeats(lone)
+    broker.clock.passed_ms += RETENTION_MS + 1000
+    broker.beat()
+    assert not broker.keeps_everything()

@@ -401,16 +401,15 @@ class Partition(GuardedStorage):
                         self._restarted(self.replica.high_watermark, began, why)
 
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
-        """Apply retention if this replica leads, and its broker may go by its clock.
-
-        Followers move their log start when the leader's answer names it. The clocks of earlier leaders may have been
-        `clock_skew_max_ms` behind this one.
+        """Apply retention if this replica leads; by age, only if its broker may go by its clock. Those of earlier
+        leaders may have been `clock_skew_max_ms` behind. Followers move their log start when the leader names it.
         """
         with self.lock:
             self._remove_below_log_start()  # Files that a full disk has kept.
-            if self.replica.role is not Role.LEADER or not self.lease.allows_expiry:
+            if self.replica.role is not Role.LEADER or not self.lease.allows_appends:
                 return
-            clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
+            now_ms = self._clock.wall_ms() if self.lease.allows_expiry else None
+            clock = RetentionClock(now_ms, self.replica.assignment.leader_epoch, clock_skew_max_ms)
             bound = min(self.replica.last_stable_offset, self.topic.retained_from(self.key[1]))
             start = self.guard_storage(lambda: self._log.retention_start(bound, clock))
             self._carry_out(self.replica.advance_log_start(start))

@@ -14,15 +14,18 @@ from spark_broker.storage.segment import Segment
 class RetentionClock:
     """The current time by this leader's clock, which also gave the append times of the batches from `leader_epoch` on.
 
-    The append times of earlier batches may be from a clock that was up to `skew_max_ms` behind this one.
+    The append times of earlier batches may be from a clock that was up to `skew_max_ms` behind this one. `now_ms` is
+    None where the clock may be wrong: nothing is old then.
     """
 
-    now_ms: int
+    now_ms: int | None
     leader_epoch: int = -1
     skew_max_ms: int = 0
 
     def age_ms(self, batch: BatchHeader) -> int:
         """The least age that the batch can have."""
+        if self.now_ms is None:
+            return -1
         foreign = batch.leader_epoch < self.leader_epoch
         return self.now_ms - batch.append_time_ms - (self.skew_max_ms if foreign else 0)
 

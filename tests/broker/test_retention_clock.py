@@ -18,9 +18,10 @@ RETENTION_MS = 60_000
 DAY_MS = 86_400_000
 
 
-def lone_partition(tmp_path: Path) -> LonePartition:
+def lone_partition(tmp_path: Path, **config: str) -> LonePartition:
     """A partition in which two values fill a segment."""
-    return LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "retention.ms": str(RETENTION_MS)})
+    given = {name.replace("_", "."): value for name, value in config.items()}
+    return LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "retention.ms": str(RETENTION_MS)} | given)
 
 
 def fill(lone: LonePartition) -> None:
@@ -106,6 +107,16 @@ def test_a_clock_that_was_set_a_moment_ago_deletes_nothing(tmp_path: Path) -> No
     assert broker.keeps_everything()
     broker.clock.passed_ms += 1
     assert not broker.keeps_everything(), "it is right, and the records are old"
+
+
+def test_what_is_beyond_the_limit_of_bytes_goes_whatever_the_clock_says(tmp_path: Path) -> None:
+    lone = lone_partition(tmp_path, retention_bytes="1")
+    fill(lone)
+    broker = Heartbeats(lone)
+    broker.clock.ahead_ms = 100 * DAY_MS
+    broker.beat()
+    assert not broker.keeps_everything()
+    assert lone.partition.replica.producers.entries()
 
 
 def test_a_machine_that_slept_deletes_what_is_old_by_now(tmp_path: Path) -> None:

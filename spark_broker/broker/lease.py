@@ -21,8 +21,9 @@ class Lease:
     Written by the session's thread, read by any. Invariant: `_until_ms` never falls, except to 0 when it is dropped.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK, settled_ms: int = SETTLED_MS) -> None:
         self._clock = clock
+        self._settled_ms = settled_ms
         self._until_ms = 0
         self._session = False
         self._offset_ms: int | None = None  # the wall clock minus the time since the boot, at the last heartbeat
@@ -63,7 +64,7 @@ class Lease:
         """
         if not self.allows_appends or abs(self._step_ms()) > STEP_MS:
             return False
-        return self._set_ms is None or self._clock.boottime_ms() - self._set_ms >= SETTLED_MS
+        return self._set_ms is None or self._clock.boottime_ms() - self._set_ms >= self._settled_ms
 
     def _step_ms(self) -> int:
         """By how much the wall clock was set since the last heartbeat."""

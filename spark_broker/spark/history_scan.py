@@ -217,8 +217,8 @@ class _HistoryScan:
         try:
             snapshot = delta_snapshot(self.spark, path)
             transaction = transactions_of(snapshot).get(self.topic.tierer)
-            why = self.topic.why_not_its_table(str(snapshot.metadata().id()), int(snapshot.version()), transaction)
-            why = why or why_incomplete(snapshot)
+            table_id, version = str(snapshot.metadata().id()), int(snapshot.version())
+            why = why_incomplete(snapshot) or self.topic.why_not_its_table(table_id, version, transaction)
             # Delta would scan the newest version in each query. That may lack rows that were deleted since.
             frame = self.spark.read.format("delta").option("versionAsOf", snapshot.version()).load(path)
         except (Py4JJavaError, PySparkException) as error:

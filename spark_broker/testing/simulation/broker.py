@@ -46,6 +46,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
+from spark_broker.testing.simulation.clock_jumps import SETTLED_MS
 from spark_broker.testing.simulation.compaction import STEP_MS
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.coordination import Coordination
@@ -84,7 +85,7 @@ class BrokerProcess(NetworkNode):
             LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs
         )
         self._incarnation, self._earlier = self.directory.begin_incarnation(self.name)
-        self.lease = Lease(machine.clock)
+        self.lease = Lease(machine.clock, SETTLED_MS)
         outward = Outward(
             self._propose,
             self._on_storage_failure,

@@ -20,6 +20,9 @@ FAULT = "clock jumps"
 JUMPS_MS = (3_000, 60_000, 3_600_000)
 """Within the bound of a warning, within that of fencing, and beyond both."""
 
+SETTLED_MS = 5_000
+"""A schedule lasts for less than the hour of production."""
+
 
 def with_clock_jumps(seed: int, swarm: Swarm) -> Swarm:
     """The draw of a seed, with clock jumps if it has them. A generator of its own leaves the other seeds as they are.

@@ -103,6 +103,11 @@ class BitFlips:
         self._ever.add((machine.number, key))
         self.latent[machine.number, key] = what
 
+    def may_damage(self, machine: SimulatedMachine) -> None:
+        """The next read of any replica here fails. By then, it may have another copy, and be set aside."""
+        if machine.process is not None:
+            self._ever.update((machine.number, partition.key) for partition in machine.process.manager.partitions())
+
     def unreadable(self, machine: SimulatedMachine) -> str:
         """The next read of a leader's batches fails, and so does its repetition. Returns whose; empty: of none.
 

@@ -346,6 +346,8 @@ class Faults:
         kind = self._rng.choice(["pwritev", "pwritev", "fsync", "fsync", "pread", "rename", "sync_directory"])
         if kind == "pread" and (name := self._world.bit_flips.unreadable(machine)):
             return f"the next reads of {name} on {machine} fail"
+        if kind == "pread":
+            self._world.bit_flips.may_damage(machine)
         machine.fs.fail_next(kind, errno.EIO)
         return f"the next {kind} on {machine} fails"
 

@@ -356,6 +356,7 @@ def test_delta_scans_one_version_in_every_query(
     snapshot = SimpleNamespace(metadata=lambda: SimpleNamespace(id=lambda: table_id(table)), version=lambda: 2)
     monkeypatch.setattr(history_scan, "delta_snapshot", lambda spark, path: snapshot)
     monkeypatch.setattr(history_scan, "why_incomplete", lambda found: "")
+    monkeypatch.setattr(history_scan, "transactions_of", lambda found: {})
     monkeypatch.setattr(history_scan, "_has_delta", lambda spark: True)
     monkeypatch.setattr(history_scan._HistoryScan, "_rows", lambda scan, frame, parts, log: frame)
     monkeypatch.setattr(history_scan, "_of_log", lambda *_: None)

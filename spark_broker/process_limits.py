@@ -15,6 +15,12 @@ from spark_broker.errors import NoMemoryError, NoThreadError, ProcessLimitError
 
 MIB = 1 << 20
 
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+"""The system's errors where this process, or the machine, has no descriptor left."""
+
+SYSTEM_LIMITS = NO_DESCRIPTOR | {errno.ENOMEM, errno.EAGAIN}
+"""The system's errors at a limit: of descriptors, of memory, of threads and processes."""
+
 _NO_THREAD = "can't start new thread"
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMITS = (  # of memory: name, limit, the line of /proc/self/status that says how much is used

@@ -41,7 +41,7 @@ from spark_broker.process_limits import limit_reached
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest, RegisterBrokerResponse
 from spark_broker.short_pauses import ShortPauses
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.filesystem import process_start_time
+from spark_broker.storage.filesystem import LOCAL
 from spark_broker.transport.client import Connection
 from spark_broker.transport.server import Server
 from spark_broker.transport.server_limits import ServerLimits
@@ -80,7 +80,7 @@ class Broker:
         self._directory = directory
         self._incarnation, self._earlier = directory.begin_incarnation(uuid.uuid4().hex)
         # Read once: at a later session, this process may have no descriptor left.
-        self._start_time = process_start_time(os.getpid()) or 0
+        self._start_time = LOCAL.process().start_time
         self._ends: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self._lease = Lease()
         self._controller = Connection(spec.controller_host, spec.controller_port)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from spark_broker.cli.output import print_error
 from spark_broker.cli.streams import take_streams
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
-from spark_broker.process_limits import limit_reached
+from spark_broker.process_limits import SYSTEM_LIMITS, limit_reached
 
 NEEDED = ("typer", "rich")
 
-LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
+LIMITS = SYSTEM_LIMITS | {errno.ENOSPC, errno.EDQUOT}
 """Of this process, of its user (no further process can be started), or of a disk. The error may name no file."""
 
 

@@ -5,7 +5,6 @@ Each query's rows are compared with the table's files first (`table_file.py`).
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from spark_broker.errors import (
     ProcessLimitError,
     SparkBrokerError,
 )
+from spark_broker.process_limits import SYSTEM_LIMITS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -40,9 +40,6 @@ _SAID_MAX = 1000
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """How Rust ends the text of an error of the system."""
-
-_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-"""The last one is of threads."""
 
 _PANICS = "pyo3_runtime"
 """Where Rust's panics are defined. They are no `Exception`."""
@@ -150,7 +147,7 @@ class DeltaRows:
     def _check_limits(self, error: BaseException) -> None:
         """Raises ProcessLimitError if this process is at a limit: nothing is wrong with the table then."""
         named = [int(number) for number in _OS_ERROR.findall(str(error))]
-        if _LIMITS.intersection([*named, error.errno if isinstance(error, OSError) else None]):
+        if SYSTEM_LIMITS.intersection([*named, error.errno if isinstance(error, OSError) else None]):
             what = f"the table {self._path}, the history of {self._topic.name}, cannot be read now"
             raise ProcessLimitError(f"{what}: {_one_line(str(error))}") from error
 

@@ -6,7 +6,6 @@ or frozen. It refuses them where there is no process. So a client tries to conne
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     ThrottlingQuotaExceededError,
 )
+from spark_broker.process_limits import NO_DESCRIPTOR
 from spark_broker.threads import Worker, start
 
 CONNECT_TIMEOUT_S = 0.5
@@ -109,7 +109,7 @@ class _Probe:
         except (socket.gaierror, UnicodeError):
             self._found = UNKNOWN_NAME
         except OSError as error:
-            self._found = NOT_ASKED if error.errno in (errno.EMFILE, errno.ENFILE) else AWAY
+            self._found = NOT_ASKED if error.errno in NO_DESCRIPTOR else AWAY
 
 
 def _named(address: Address, message: str) -> str:

@@ -21,6 +21,7 @@ from spark_broker.errors import (
     SyncFailedError,
     UnreadableLogError,
 )
+from spark_broker.process_limits import NO_DESCRIPTOR
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.storage.filesystem import FileSystem, FsyncError, ReadError
 
@@ -34,7 +35,7 @@ WHOLE_BYTES_MAX = 256 << 20
 _MAX_BUFFERS = 512
 _COPY_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG})
+_LIMITS = NO_DESCRIPTOR | {errno.ENOMEM, errno.EFBIG}
 
 
 def is_full(error: OSError) -> bool:

@@ -191,6 +191,21 @@ def test_a_command_that_gets_no_thread_is_answered(monkeypatch: pytest.MonkeyPat
     assert (answer.id, answer.error_code) == (7, NoThreadError.code)
 
 
+def code_of_failure(program: str) -> int:
+    """The code of the error with which the controller of this program ends."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    words = from_controller(ended.stdout)
+    assert isinstance(words, ControllerFailed)
+    return words.error_code
+
+
 WITHOUT_THREADS = """
 import os, sys, threading
 from spark_broker.driver.controller_process import ControllerProcess, DriverPipe
@@ -207,17 +222,7 @@ except RuntimeError as error:
 
 
 def test_a_controller_without_threads_says_why_it_ends() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THREADS],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 1
-    words = from_controller(ended.stdout)
-    assert isinstance(words, ControllerFailed)
-    assert words.error_code == NoThreadError.code
+    assert code_of_failure(WITHOUT_THREADS) == NoThreadError.code
 
 
 WITHOUT_MEMORY = """
@@ -236,17 +241,7 @@ process.fail(MemoryError())
 
 def test_a_controller_that_has_no_memory_to_say_why_ends_all_the_same() -> None:
     """Story: it lived on and decided nothing, and its driver waited for it."""
-    ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MEMORY],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 1
-    words = from_controller(ended.stdout)
-    assert isinstance(words, ControllerFailed)
-    assert words.error_code == NoMemoryError.code
+    assert code_of_failure(WITHOUT_MEMORY) == NoMemoryError.code
 
 
 CHILD = """

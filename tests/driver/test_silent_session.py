@@ -11,7 +11,6 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from spark_broker.broker.spec import LOST, BrokerOutcome, BrokerSpec
 from spark_broker.driver import keeper_host
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.hosts import HostListener
@@ -21,9 +20,7 @@ from spark_broker.errors import RequestTimedOutError
 from spark_broker.history.schedule import TieringSchedule
 from spark_broker.protocol.messages import MetadataResponse
 from tests.conftest import WaitUntil
-
-HOST = "127.0.0.1"
-EXECUTOR = Executor("1", HOST, 2)
+from tests.driver.running_host import EXECUTOR, HOST, RunningHost, spec
 
 
 class Context:
@@ -118,45 +115,9 @@ def test_tiering_goes_on_after_a_moment_in_which_the_session_was_silent(
         schedule._thread.join(20)
 
 
-class RunningHost:
-    """Its brokers run until it is closed."""
-
-    shared_executor = True
-    trouble = ""
-
-    def __init__(self) -> None:
-        self._closed = threading.Event()
-
-    def open(self, listener: HostListener) -> None: ...
-
-    def executors(self) -> list[Executor]:
-        return [EXECUTOR]
-
-    def run(self, executor: Executor, spec: BrokerSpec) -> BrokerOutcome:
-        del executor, spec
-        self._closed.wait(20)
-        return BrokerOutcome(reason=LOST)
-
-    def close(self) -> None:
-        self._closed.set()
-
-
 def test_a_stop_waits_for_no_broker_of_a_session_that_has_ended_meanwhile(wait_until: WaitUntil) -> None:
     controller = SimpleNamespace(new_launch=lambda: 1, spark_loss=lambda _: None)
-    spec = BrokerSpec(
-        cluster_id="c",
-        controller_host=HOST,
-        controller_port=1,
-        launch=1,
-        log_dirs="/logs",
-        host=HOST,
-        rack=None,
-        executor_id=EXECUTOR.id,
-        settings={},
-        topic_defaults={},
-        secret="secret",
-    )
-    launcher = BrokerLauncher(RunningHost(), cast("LaunchController", controller), lambda *_: spec)
+    launcher = BrokerLauncher(RunningHost(), cast("LaunchController", controller), lambda *_: spec(1))
     launcher.add_slot()
     wait_until(lambda: bool(launcher.running()), "a broker runs")
     threading.Timer(0.2, launcher.session_ended).start()

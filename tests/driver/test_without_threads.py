@@ -17,7 +17,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from spark_broker.broker.spec import LOST, BrokerOutcome, BrokerSpec
+from spark_broker.broker.spec import LOST
 from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.driver import keeper_host
 from spark_broker.driver.cluster import BrokerCluster
@@ -29,31 +29,12 @@ from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
 from spark_broker.errors import KafkaStorageError, NoThreadError
 from tests.conftest import WaitUntil
+from tests.driver.running_host import EXECUTOR, HOST, WAIT_S, RunningHost, spec
 from tests.support.no_threads import no_threads
-
-WAIT_S = 20.0
-HOST = "127.0.0.1"
-EXECUTOR = Executor("1", HOST, 2)
 
 
 def named(beginning: str) -> Callable[[threading.Thread], bool]:
     return lambda thread: thread.name.startswith(beginning)
-
-
-def spec(launch: int) -> BrokerSpec:
-    return BrokerSpec(
-        cluster_id="c",
-        controller_host=HOST,
-        controller_port=1,
-        launch=launch,
-        log_dirs="/logs",
-        host=HOST,
-        rack=None,
-        executor_id=EXECUTOR.id,
-        settings={},
-        topic_defaults={},
-        secret="secret",
-    )
 
 
 class Context:
@@ -150,31 +131,8 @@ def test_a_launch_that_could_not_be_told_to_leave_is_told_again(
             listener.leaving.get(timeout=0.1)
 
 
-class Host:
-    """Its brokers run, and do nothing, until it is closed."""
-
-    shared_executor = True
-    trouble = ""
-
-    def __init__(self) -> None:
-        self._closed = threading.Event()
-
-    def open(self, listener: HostListener) -> None: ...
-
-    def executors(self) -> list[Executor]:
-        return [EXECUTOR]
-
-    def run(self, executor: Executor, launch: BrokerSpec) -> BrokerOutcome:
-        del executor, launch
-        self._closed.wait(WAIT_S)
-        return BrokerOutcome(reason=LOST)
-
-    def close(self) -> None:
-        self._closed.set()
-
-
 def test_a_launch_that_leaves_is_not_noted_before_there_is_a_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = BrokerLauncher(Host(), cast("object", None), cast("object", None))  # type: ignore[arg-type]
+    launcher = BrokerLauncher(RunningHost(), cast("object", None), cast("object", None))  # type: ignore[arg-type]
     with no_threads(monkeypatch, named("leave-")), pytest.raises(NoThreadError):
         launcher.executor_leaving(1)
     assert launcher._moving == set()
@@ -196,7 +154,7 @@ def cluster_of(settings: ClusterSettings) -> Iterator[tuple[BrokerCluster, int]]
     session = SimpleNamespace(sparkContext=SimpleNamespace(master="local[4]"))
     controller = controller_of(settings)
     directories = choose_directories(settings.cluster, "app")
-    cluster = BrokerCluster(cast("SparkSession", session), settings, directories, controller, Host())
+    cluster = BrokerCluster(cast("SparkSession", session), settings, directories, controller, RunningHost())
     atexit.unregister(cluster._at_exit)
     try:
         yield cluster, controller.pid

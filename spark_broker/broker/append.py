@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from spark_broker.broker.topic import Topic
+from spark_broker.broker.topic import NewestTimestamp, Topic
 from spark_broker.errors import (
     InvalidRecordError,
     MessageTooLargeError,
@@ -15,8 +15,9 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.protocol.arrow_message import ParsedBatch, encode_marker, layout_of, validate
-from spark_broker.protocol.keys import key_array
+from spark_broker.protocol.arrow_message import encode_marker, layout_of, validate
+from spark_broker.protocol.keys import key_array, with_key_columns
+from spark_broker.protocol.message_head import Head
 from spark_broker.protocol.wire import Buffer
 
 
@@ -29,6 +30,16 @@ class AppendToken(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ValidBatch:
+    """What a leader has to know of a client's batch. Whatever looks at rows is done before the partition's lock is
+    taken: an error there ends this call, and under the lock the broker; and then the next one, which is sent it again.
+    """
+
+    head: Head
+    newest: NewestTimestamp
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
     """A batch from a client. `acks` is 0, 1 or -1; `deadline_ms` is on the boot-time clock."""
 
@@ -37,6 +48,31 @@ class Append:
     acks: int
     schema_id: int
     deadline_ms: int
+
+    def validated(self, topic: Topic) -> ValidBatch:
+        """The batch, checked in full. Raises the error that refuses it."""
+        limit = topic.config.max_message_bytes
+        if len(self.message) > limit:
+            raise MessageTooLargeError(f"a batch of {len(self.message)} bytes; {topic.name} takes {limit}")
+        if len(self.message) > topic.config.segment_bytes:
+            raise RecordListTooLargeError(f"a batch of {len(self.message)} bytes; a segment holds less")
+        if not topic.knows_schema(self.schema_id):  # Clients of each version know this error, and try again.
+            unknown = f"{topic.name} has no schema {self.schema_id} as far as this broker knows"
+            raise UnknownTopicOrPartitionError(unknown)
+        layout = layout_of(topic.schema_message(self.schema_id))
+        parsed = validate(self.message, layout, max_uncompressed_bytes=limit)
+        if topic.is_compacted:
+            check_keys(parsed.batch, topic)
+        return ValidBatch(parsed.head, topic.newest_us(parsed))
+
+
+def check_keys(batch: pa.RecordBatch, topic: Topic) -> None:
+    """Check that each record has a key; rows of an older schema may lack its columns. Raises InvalidRecordError."""
+    keyed = with_key_columns(batch, topic.key_columns, topic.schemas[-1])
+    keyless = key_array(keyed, topic.key_columns).null_count
+    if keyless:
+        columns = ", ".join(topic.key_columns)
+        raise InvalidRecordError(f"{keyless} of {batch.num_rows} records for {topic.name} have no key ({columns})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +97,12 @@ class Marker:
     committed: bool
     deadline_ms: int
 
-
-def validated(append: Append, topic: Topic) -> ParsedBatch:
-    """The batch of a client, checked in full. Raises the error that refuses it."""
-    limit = topic.config.max_message_bytes
-    if len(append.message) > limit:
-        raise MessageTooLargeError(f"a batch of {len(append.message)} bytes; {topic.name} takes {limit}")
-    if len(append.message) > topic.config.segment_bytes:
-        raise RecordListTooLargeError(f"a batch of {len(append.message)} bytes; a segment holds less")
-    if not topic.knows_schema(append.schema_id):  # Clients of each version know this error, and try again.
-        raise UnknownTopicOrPartitionError(f"{topic.name} has no schema {append.schema_id} as far as this broker knows")
-    layout = layout_of(topic.schema_message(append.schema_id))
-    parsed = validate(append.message, layout, max_uncompressed_bytes=limit)
-    if topic.is_compacted:
-        check_keys(parsed.batch, topic)
-    return parsed
-
-
-def check_keys(batch: pa.RecordBatch, topic: Topic) -> None:
-    """Check that each record has a key. Raises InvalidRecordError."""
-    keyless = key_array(batch, topic.key_columns).null_count
-    if keyless:
-        columns = ", ".join(topic.key_columns)
-        raise InvalidRecordError(f"{keyless} of {batch.num_rows} records for {topic.name} have no key ({columns})")
-
-
-def marker_message(marker: Marker, topic: Topic) -> bytes:
-    """The marker as a batch without rows, of the topic's current schema."""
-    return encode_marker(
-        topic.schemas[-1],
-        producer_id=marker.producer_id,
-        producer_epoch=marker.producer_epoch,
-        committed=marker.committed,
-        schema_id=topic.schema_id,
-    )
+    def message(self, topic: Topic) -> bytes:
+        """A batch without rows, of the topic's current schema."""
+        return encode_marker(
+            topic.schemas[-1],
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            committed=self.committed,
+            schema_id=topic.schema_id,
+        )

@@ -21,6 +21,7 @@ from spark_broker.errors import (
     KafkaStorageError,
     NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
+    SchemaMismatchError,
     StorageRefusedError,
     UnknownSchemaError,
 )
@@ -68,8 +69,9 @@ class LogCleaner:
         try:
             with _stopped_by_the_disk(partition):
                 yield from self._compaction(partition).steps()
-        except (CorruptMessageError, UnknownSchemaError) as error:
-            # The next pass would meet them again. They are the producer's bytes: their checksums are right.
+        except (CorruptMessageError, UnknownSchemaError, SchemaMismatchError) as error:
+            # The next pass would meet them again. They are the producer's bytes: their checksums are right. Or the key
+            # is of columns that can be none, which an earlier version accepted.
             self._unreadable[partition] = topic
             logger.warning("%s is not compacted: it has rows that cannot be read: %s", partition, error.message)
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TypeVar, cast
 
-from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction, Marker, marker_message, validated
+from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction, Marker, ValidBatch
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.guarded_storage import GuardedStorage
 from spark_broker.broker.lease import Lease
@@ -52,7 +52,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageRefusedError,
 )
-from spark_broker.protocol.arrow_message import ParsedBatch, assign
+from spark_broker.protocol.arrow_message import assign
 from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
 from spark_broker.protocol.message_head import Head
 from spark_broker.protocol.messages import LogEnd, ReplicaStateResponse
@@ -195,10 +195,10 @@ class Partition(GuardedStorage):
         this partition to the transaction, `confirm`, and append again. Raises the error that refuses the batch; nothing
         is stored then.
         """
-        parsed = validated(append, self.topic)
+        batch = append.validated(self.topic)
         with self.lock:
             self.check_lease(writing=True)
-            header = parsed.header
+            header = batch.head.header
             now_ms = self._clock.boottime_ms()
             granted = self.replica.prepare_append(
                 append.leader_epoch,
@@ -215,7 +215,7 @@ class Partition(GuardedStorage):
             if isinstance(granted, StoredBatch):
                 base_offset, next_offset = granted.base_offset, granted.last_offset + 1
             else:
-                base_offset, next_offset = granted.base_offset, self._write(append, parsed, granted)
+                base_offset, next_offset = granted.base_offset, self._write(append, batch, granted)
             if token is None:
                 return None
             if append.acks == ACKS_ALL:
@@ -243,7 +243,7 @@ class Partition(GuardedStorage):
             if granted is None:
                 base_offset = next_offset = self.replica.log_end_offset
             else:
-                message, base_offset = marker_message(marker, self.topic), granted.base_offset
+                message, base_offset = marker.message(self.topic), granted.base_offset
                 next_offset = self._store(message, self.topic.schema_id, granted, self._append_time_ms())
             self._await_commit(token, base_offset, next_offset, marker.deadline_ms)
 
@@ -256,10 +256,10 @@ class Partition(GuardedStorage):
         if not (self.lease.allows_appends if writing else self.lease.allows_reads):
             raise NotLeaderOrFollowerError("this broker has no live session with the controller")
 
-    def _write(self, append: Append, parsed: ParsedBatch, granted: AppendGrant) -> int:
+    def _write(self, append: Append, batch: ValidBatch, granted: AppendGrant) -> int:
         append_time_ms = self._append_time_ms()
-        newest_us = self.topic.max_timestamp_us(parsed, append_time_ms)
-        return self._store(append.message, append.schema_id, granted, append_time_ms, newest_us, parsed.head)
+        newest_us = batch.newest.with_append_time(append_time_ms)
+        return self._store(append.message, append.schema_id, granted, append_time_ms, newest_us, batch.head)
 
     def _append_time_ms(self) -> int:
         return max(self._clock.wall_ms(), self._log.last_append_time_ms)

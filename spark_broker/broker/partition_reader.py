@@ -220,7 +220,7 @@ class PartitionReader:
         offsets = header.base_offset + row_deltas(*frame)
         deleted = int(np.searchsorted(offsets, first_offset))
         # Of a compressed batch, only this column is inflated.
-        columns = [topic.timestamp_column] if header.attributes & COMPRESSED and topic.timestamp_column else None
+        columns = topic.timestamp_columns(header.schema_id) if header.attributes & COMPRESSED else None
         batch = decode_batch(frame.message, topic.schema_of(header.schema_id), columns).slice(deleted)
         found = topic.first_since(timestamp_us, batch, header.append_time_ms)
         return None if found is None else (int(offsets[deleted + found[0]]), found[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +19,28 @@ from spark_broker.core.events import Beginning
 from spark_broker.errors import DivergedLogError
 from spark_broker.protocol.arrays import scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import ParsedBatch
-from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.protocol.frame import NO_TIMESTAMP
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, columns_stored
 from spark_broker.protocol.schema_ids import is_known, parsed, schema_at
 from spark_broker.storage.keyed_rows import KeyedRows
 
 DEFAULT_TIMESTAMP_COLUMN = "timestamp"
-DEFAULT_COLUMNS = ["key", "value", "headers", "timestamp"]
 
 FEW_ROWS = 128
 """For so few numbers, Python is quicker than numpy."""
 
 Timestamps = npt.NDArray[np.int64]
+
+
+class NewestTimestamp(NamedTuple):
+    """Of a batch. `us`: UTC microseconds; NO_TIMESTAMP: no record has one. `lacks_some`: not every record has one."""
+
+    us: int
+    lacks_some: bool
+
+    def with_append_time(self, append_time_ms: int) -> int:
+        """The newest timestamp, where the append time counts for a record that has none."""
+        return max(self.us, append_time_ms * 1000) if self.lacks_some else self.us
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class Topic:
         config = TopicConfig.parse(state.config)
         schemas = parsed(state.schemas)
         column = config.timestamp_column
-        if not column and schemas and schemas[-1].names == DEFAULT_COLUMNS:
+        if not column and schemas and schemas[-1].equals(DEFAULT_SCHEMA):
             column = DEFAULT_TIMESTAMP_COLUMN
         has_table = bool(config.delta_path) and not state.internal
         history = (state.history or TopicHistory()) if has_table else None
@@ -144,26 +156,32 @@ class Topic:
             return INT64_MAX
         return ends[partition] if partition < len(ends) else 0
 
-    def max_timestamp_us(self, parsed: ParsedBatch, append_time_ms: int) -> int:
-        """The newest timestamp of a batch, UTC microseconds; the append time counts for a record that has none.
+    def newest_us(self, parsed: ParsedBatch) -> NewestTimestamp:
+        """The newest timestamp of a batch. Rows of an older schema may not have the column.
 
         Without Arrow's kernels: two of them cost as much as the rest of a small batch.
         """
-        if not self.timestamp_column:
-            return append_time_ms * 1000
-        column = parsed.column(self.timestamp_column)
-        if column.null_count == len(column):
-            return append_time_ms * 1000
+        column = parsed.column(self.timestamp_column) if self.timestamp_column else None
+        if column is None or column.null_count == len(column):
+            return NewestTimestamp(NO_TIMESTAMP, lacks_some=True)
         if column.null_count or len(column) > FEW_ROWS:
-            return int(_in_us(column, append_time_ms).max())
+            return NewestTimestamp(int(_in_us(column, NO_TIMESTAMP).max()), lacks_some=column.null_count > 0)
         start = 8 * column.offset
-        return max(memoryview(column.buffers()[1])[start : start + 8 * len(column)].cast("q"))
+        times = memoryview(column.buffers()[1])[start : start + 8 * len(column)].cast("q")
+        return NewestTimestamp(max(times), lacks_some=False)
+
+    def timestamp_columns(self, schema_id: int) -> list[str] | None:
+        """The columns from which the timestamps of rows of this schema come; None: each is as good as another."""
+        if not self.timestamp_column:
+            return None
+        return columns_stored(self.schema_of(schema_id), [self.timestamp_column])
 
     def timestamps_us(self, batch: pa.RecordBatch, append_time_ms: int) -> Timestamps:
         """Every record's timestamp, UTC microseconds; the append time where a record has none."""
-        if not self.timestamp_column:
+        index = batch.schema.get_field_index(self.timestamp_column) if self.timestamp_column else -1
+        if index < 0:  # Rows of an older schema may not have the column.
             return np.full(batch.num_rows, append_time_ms * 1000, np.int64)
-        return _in_us(batch.column(self.timestamp_column), append_time_ms)
+        return _in_us(batch.column(index), append_time_ms * 1000)
 
     def first_since(self, timestamp_us: int, batch: pa.RecordBatch, append_time_ms: int) -> tuple[int, int] | None:
         """Row and timestamp (us) of the batch's first record at or after the time; None: there is none.
@@ -176,9 +194,10 @@ class Topic:
         return (row, int(times[row])) if since[row : row + 1].any() else None
 
 
-def _in_us(column: pa.Array, append_time_ms: int) -> Timestamps:
+def _in_us(column: pa.Array, null_us: int) -> Timestamps:
+    """`null_us`: the time of a row that has none."""
     if column.null_count or not len(column):
-        times = pc.fill_null(column.view(pa.int64()), scalar_of(append_time_ms * 1000, pa.int64()))
+        times = pc.fill_null(column.view(pa.int64()), scalar_of(null_us, pa.int64()))
         in_us: Timestamps = to_numpy(times)
         return in_us
     return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)

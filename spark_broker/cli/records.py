@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time
 from typing import TypeVar
@@ -80,7 +81,12 @@ def _values(batch: ConsumedBatch) -> Iterator[bytes]:
 
 
 def readable(value: object) -> object:
-    """The value with bytes as text; those that are not UTF-8 as `{"base64": ...}`."""
+    """The value with bytes as text, those that are not UTF-8 as `{"base64": ...}`; NaN and Infinity as text.
+
+    JSON has no such numbers, and would say `null`: another value, for whoever reads it.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -596,11 +596,13 @@ class Replica(Machine[ReplicaStanding]):
         raise OffsetOutOfRangeError(f"offset {offset} is outside {self.first_offset} to {self.high_watermark}")
 
     def latest_offset(self, leader_epoch: int, *, read_committed: bool = False) -> int:
-        """The high watermark, or the last stable offset; never lower than one shown before (KIP-207)."""
+        """The high watermark, or the last stable offset; never lower than one shown before (KIP-207), or than the first
+        offset: records of an undecided transaction may have been deleted.
+        """
         leadership = self.check_leader(leader_epoch)
         if self.high_watermark < leadership.epoch_start_offset:
             raise OffsetNotAvailableError("the new leader does not know yet what is committed")
-        return self.last_stable_offset if read_committed else self.high_watermark
+        return max(self.last_stable_offset if read_committed else self.high_watermark, self.first_offset)
 
     @event
     def advance_log_start(self, offset: int) -> list[Effect]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from spark_broker.config import TopicConfig, unknown_setting
 from spark_broker.errors import InvalidConfigError
+from spark_broker.protocol.keys import WHAT_KEYS_ARE, can_be_key
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, normalize_schema, schema_from_bytes, schema_to_bytes
 from spark_broker.protocol.table_columns import why_not_in_table
 
@@ -35,8 +36,8 @@ def check_columns(schema: pa.Schema, config: Mapping[str, str]) -> None:
     for name in settings.key_columns:
         _check_exists(schema, "key.columns", name)
         kind = schema.field(name).type
-        if pa.types.is_floating(kind):
-            raise InvalidConfigError(f"key.columns: {name} is {kind}; equal floats may differ in their bytes")
+        if not can_be_key(kind):
+            raise InvalidConfigError(f"key.columns: {name} is {kind}; {WHAT_KEYS_ARE}")
     if settings.timestamp_column:
         _check_exists(schema, "timestamp.column", settings.timestamp_column)
         kind = schema.field(settings.timestamp_column).type

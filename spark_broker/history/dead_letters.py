@@ -14,7 +14,8 @@ from spark_broker.errors import TieringStoppedError
 from spark_broker.history.design import DEFAULT, GENERATED, NULL_TEXTS, TableDesign, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 REASON = "_offset_refused"
 """The column that `judged` adds. No topic has a column of this name: its beginning is reserved."""
@@ -96,10 +97,57 @@ def letters(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
     """
     from pyspark.sql.functions import coalesce, col, current_timestamp, lit, struct, to_json
 
-    record = to_json(struct(*(col(quoted(name)) for name in columns)), _AS_JSON)
+    fields = rows.select(*(quoted(name) for name in columns)).schema
+    values = (_with_entries(col(quoted(name)), field.dataType) for name, field in zip(columns, fields, strict=True))
+    named = (value.alias(name) for name, value in zip(columns, values, strict=True))
+    record = to_json(struct(*named), _AS_JSON)
     return rows.select(
         *("_partition", "_offset", "_timestamp", "_leader_epoch"),
         coalesce(REASON, lit("refused by the table")).alias("_reason"),
         current_timestamp().alias("_quarantined_at"),
         record.alias("_record"),
     )
+
+
+def _with_entries(value: Column, kind: DataType) -> Column:
+    """The value with each map whose keys are no names of JSON as the list of its entries, at any depth.
+
+    Spark writes such a key as its address in memory (bytes) or as a number (times).
+    """
+    from pyspark.sql.functions import map_entries, struct, transform, transform_values, when
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if not _has_entries(kind):
+        return value
+    if isinstance(kind, StructType):
+        fields = (_with_entries(value[field.name], field.dataType).alias(field.name) for field in kind)
+        return when(value.isNotNull(), struct(*fields))
+    if isinstance(kind, ArrayType):
+        return transform(value, lambda each: _with_entries(each, kind.elementType))
+    if isinstance(kind, MapType):
+        if _is_name(kind.keyType):
+            return transform_values(value, lambda _, held: _with_entries(held, kind.valueType))
+        parts = (("key", kind.keyType), ("value", kind.valueType))
+        return transform(
+            map_entries(value),
+            lambda each: struct(*(_with_entries(each[name], of).alias(name) for name, of in parts)),
+        )
+    return value
+
+
+def _has_entries(kind: DataType) -> bool:
+    """Whether a map in it has keys that are no names of JSON."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        return any(_has_entries(field.dataType) for field in kind)
+    if isinstance(kind, ArrayType):
+        return _has_entries(kind.elementType)
+    return isinstance(kind, MapType) and (not _is_name(kind.keyType) or _has_entries(kind.valueType))
+
+
+def _is_name(kind: DataType) -> bool:
+    """Whether its values, as keys of a map, are names in JSON that say what they were."""
+    from pyspark.sql.types import BooleanType, NumericType, StringType
+
+    return isinstance(kind, StringType | BooleanType | NumericType)

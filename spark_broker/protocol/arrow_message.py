@@ -72,9 +72,10 @@ class ParsedBatch:
     head: Head
     layout: BatchLayout
 
-    def column(self, name: str) -> pa.Array:
-        """Raises KeyError. Arrow's look-up by name costs as much as the check of a column."""
-        return self.batch.column(self.layout.columns[name])
+    def column(self, name: str) -> pa.Array | None:
+        """None: there is no such column. Arrow's look-up by name costs as much as the check of a column."""
+        index = self.layout.columns.get(name)
+        return None if index is None else self.batch.column(index)
 
     @property
     def header(self) -> BatchHeader:

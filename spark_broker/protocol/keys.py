@@ -7,7 +7,7 @@ big-endian; 0xFFFFFFFF for null) before it. A row without any key value has no k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,20 @@ from spark_broker.protocol.murmur2 import Bytes, Positions
 
 _NULL_LENGTH = 0xFFFFFFFF
 
+WHAT_KEYS_ARE = "a key is text, binary, an integer, a boolean, a date or a time"
+
+_KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_integer,
+    pa.types.is_boolean,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+)
+
 
 class Keys(NamedTuple):
     """Key bytes of rows: row i has `data[starts[i] : starts[i] + lengths[i]]`. `valid` is false where it has no key."""
@@ -28,6 +42,11 @@ class Keys(NamedTuple):
     starts: Positions
     lengths: Positions
     valid: npt.NDArray[np.bool_]
+
+
+def can_be_key(kind: pa.DataType) -> bool:
+    """Whether a column of this type may be part of a key. Equal floats and decimals may differ in their bytes."""
+    return any(is_kind(kind) for is_kind in _KINDS)
 
 
 def keys_of(batch: pa.RecordBatch, key_columns: Sequence[str]) -> Keys | None:
@@ -59,6 +78,19 @@ def key_array(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
     valid = None if keys.valid.all() else pa.py_buffer(np.packbits(keys.valid, bitorder="little"))
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(keys.data))]
     return pa.Array.from_buffers(pa.binary(), len(keys.lengths), buffers)
+
+
+def with_key_columns(batch: pa.RecordBatch, key_columns: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with nulls for those of the columns that it lacks: its rows are of an older schema than this one.
+
+    Raises SchemaMismatchError where this schema lacks one, too.
+    """
+    for name in key_columns:
+        if batch.schema.get_field_index(name) < 0:
+            if schema.get_field_index(name) < 0:
+                raise SchemaMismatchError(f"key column {name!r} is not in the topic's schema")
+            batch = batch.append_column(name, pa.nulls(batch.num_rows, schema.field(name).type))
+    return batch
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -105,8 +137,8 @@ def _integer_keys(column: pa.Array, name: str, valid: npt.NDArray[np.bool_]) -> 
         column = column.cast(pa.int64())
     elif pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
-    elif not pa.types.is_integer(kind):
-        raise SchemaMismatchError(f"key column {name!r} is {kind}; a key is text, binary or an integer (no floats)")
+    elif not can_be_key(kind):
+        raise SchemaMismatchError(f"key column {name!r} is {kind}; {WHAT_KEYS_ARE}")
     unsigned = pa.types.is_uint64(column.type)
     numbers = np.where(valid, to_numpy(column), 0).astype(">u8" if unsigned else ">i8")
     count = len(numbers)

@@ -43,7 +43,7 @@ from spark_broker.storage.directory_names import (
     derived_name,
     read_partition,
 )
-from spark_broker.storage.files import TEMPORARY_SUFFIX, make_directories, storage_error
+from spark_broker.storage.files import TEMPORARY_SUFFIX, make_directories, remove_leftovers, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.quarantine import QUARANTINE_FILE, read_quarantine
@@ -201,14 +201,19 @@ class LogDirectory:
             logger.warning("this end in order leaves no marker: %s", error)
 
     def check(self) -> None:
-        """Raises KafkaStorageError when the directory was removed. Writes to its open files may succeed even then."""
+        """Raises KafkaStorageError when the directory was removed, or its path leads to another one: it was moved, or
+        something was mounted over it. Writes to its open files may succeed even then.
+        """
         with _storage_errors(self.path):
             if not self.fs.exists(self.path / META_FILE):
                 raise KafkaStorageError(f"{self.path} was removed under the live broker: its {META_FILE} is gone")
+            if not self._lock.is_at(self.path):
+                raise KafkaStorageError(f"{self.path} is another directory than the live broker's own")
 
     @contextmanager
     def _errors_at(self, path: Path) -> Iterator[None]:
-        """As `_storage_errors`. Where the log directory was removed, the error says so: a write into it fails, too."""
+        """As `_storage_errors`, and as `check`: nothing is written into a directory that is not ours."""
+        self.check()
         try:
             with _storage_errors(path):
                 yield
@@ -473,7 +478,7 @@ def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> L
     """Determine how the directory was left, before any of its partitions is opened."""
     try:
         meta = check_cluster(fs, path, cluster_id)
-        _remove_leftovers(fs, path)
+        remove_leftovers(fs, path)
         if meta is None:
             check_new(fs, path)
             meta = DirectoryMeta(cluster_id, fs.unique_id(), fs.boot_id())
@@ -485,12 +490,6 @@ def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> L
     except BaseException:
         lock.release()
         raise
-
-
-def _remove_leftovers(fs: FileSystem, path: Path) -> None:
-    for leftover in _entries(fs, path):
-        if leftover.name.endswith(TEMPORARY_SUFFIX) and not fs.is_directory(leftover):
-            fs.unlink(leftover)
 
 
 def _check_fresh(fs: FileSystem, path: Path) -> None:

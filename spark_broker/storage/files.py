@@ -240,6 +240,14 @@ class SharedFile:
                 self._fs.close(self._fd)
 
 
+def remove_leftovers(fs: FileSystem, directory: Path) -> None:
+    """Remove the temporary files that a process left behind in a directory. Raises OSError."""
+    for name in fs.list_directory(directory):
+        leftover = directory / name
+        if name.endswith(TEMPORARY_SUFFIX) and not fs.is_directory(leftover):
+            fs.unlink(leftover)
+
+
 def make_directories(fs: FileSystem, path: Path) -> None:
     """Make a directory and its missing parents, durably."""
     if not fs.is_directory(path):

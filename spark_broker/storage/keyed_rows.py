@@ -15,7 +15,7 @@ from spark_broker.native_calls import native_calls
 from spark_broker.protocol.arrays import to_numpy
 from spark_broker.protocol.arrow_message import row_deltas
 from spark_broker.protocol.frame import ROW_OFFSETS
-from spark_broker.protocol.keys import key_array
+from spark_broker.protocol.keys import key_array, with_key_columns
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from spark_broker.protocol.schema_ids import schema_at
 from spark_broker.storage.log_view import Chunk
@@ -52,9 +52,12 @@ class KeyedRows:
 
     def keys(self, chunk: Chunk) -> pa.Array:
         """The key of each row (binary), null where it has none. Raises CorruptMessageError."""
-        if not set(self._key_columns) <= set(self.schema_of(chunk.schema_id).names):
+        stored = self.schema_of(chunk.schema_id)
+        there = [name for name in self._key_columns if name in stored.names]
+        if not there:
             return pa.nulls(chunk.row_count, pa.binary())
-        return key_array(self._columns(chunk, self._key_columns), self._key_columns)
+        rows = with_key_columns(self._columns(chunk, there), self._key_columns, self._schemas[-1])
+        return key_array(rows, self._key_columns)
 
     def tombstones(self, chunk: Chunk) -> Mask:
         """Which rows have no value. Those without a key are no tombstones. Raises CorruptMessageError."""

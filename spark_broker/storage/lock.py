@@ -63,6 +63,10 @@ class DirectoryLock:
             handles.pop_all()
         return cls(fs, directory, (fd, whole))
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the path leads to the directory that is locked, and not to another one. Raises OSError."""
+        return not self._handles or self._fs.open_file_id(self._handles[-1]) == self._fs.file_id(path)
+
     def release(self) -> None:
         """Give the lock up."""
         while self._handles:

@@ -229,6 +229,18 @@ def test_a_number_that_32_bits_cannot_hold_is_a_bad_line(cluster: FakeCluster, r
     assert run("consume", "t", "-o", "value").out.splitlines() == [fitting.decode()]
 
 
+@pytest.mark.parametrize("form", ["table", "json", "value"])
+def test_numbers_that_json_does_not_have_are_text(cluster: FakeCluster, run: Run, form: str) -> None:
+    """Story: NaN and Infinity were `null`, in a table empty: as if there were nothing."""
+    kind = pa.float64()
+    cluster.create("t", schema=pa.schema([("x", kind), ("xs", pa.list_(kind))]))
+    with Producer(cluster.bootstrap) as producer:
+        producer.append("t", [{"x": float("nan"), "xs": [float("inf"), None, float("-inf"), 0.5]}]).result()
+    ended = run("consume", "t", "-o", form)
+    assert "NaN" in ended.out
+    assert '["Infinity",null,"-Infinity",0.5]' in ended.out
+
+
 @pytest.fixture
 def ten(cluster: FakeCluster, run: Run) -> FakeCluster:
     """A topic `t` of two partitions: 0 to 9 in the first, as two batches, and one record in the second."""

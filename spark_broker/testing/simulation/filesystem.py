@@ -346,14 +346,13 @@ class SimFileSystem:
         return len(node.content) if isinstance(node, File) else -1
 
     def file_id(self, path: Path) -> tuple[int, int]:
-        return 0, self._file(str(path)).number
+        return 0, (self._find(str(path)) or self._file(str(path))).number
 
     def open_file_id(self, fd: int) -> tuple[int, int]:
         return 0, self._handle(fd).file.number
 
     def is_regular_file(self, fd: int) -> bool:
-        self._handle(fd)
-        return True
+        return self._handle(fd) is not None
 
     def truncate(self, path: Path, length: int) -> None:
         name = str(path)
@@ -472,10 +471,11 @@ class SimFileSystem:
     def lock_directory(self, path: Path, *, wait_ms: int) -> int | None:
         """As a lock of a file that nobody can delete."""
         self._find(name := str(path))  # A dead process locks nothing.
-        self._directory(name)
+        directory = self._directory(name)
         file = self._machine.directory_locks.setdefault(name, File(0, names=1))
         if file.locked_by != -1:
             return None
+        file.number = directory.number
         self._machine.last_lock -= 1
         file.handles += 1
         fd = file.locked_by = self._machine.last_lock

@@ -141,6 +141,28 @@ def test_an_empty_text_in_a_partition_column_is_judged_as_the_null_that_delta_st
     ]
 
 
+def test_dead_letters_keep_the_keys_of_maps(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, table: Path
+) -> None:
+    """Story: a key of bytes was where Java had it. A map whose keys are no names is the list of its entries."""
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id INT NOT NULL, counts MAP<BINARY, BIGINT>, "
+        "deep MAP<STRING, ARRAY<MAP<BINARY, BIGINT>>>) USING delta"
+    )
+    counts = pa.map_(pa.binary(), pa.int64())
+    deep = pa.map_(pa.string(), pa.list_(counts))
+    create(admin, "keys", table, pa.schema([("id", pa.int32()), ("counts", counts), ("deep", deep)]))
+    append(brokers, "keys", {"id": 1}, {"counts": {b"\xff": 5}, "deep": {"a": [{b"\x00": 7}, None]}})
+    tier(brokers, admin, spark, "keys")
+    ((offset, _, record),) = dead_letters(spark, table)
+    assert offset == 1
+    assert record == {
+        "id": None,
+        "counts": [{"key": "/w==", "value": 5}],
+        "deep": {"a": [[{"key": "AA==", "value": 7}], None]},
+    }
+
+
 @pytest.mark.usefixtures("for_old_readers")
 def test_dates_before_1582_are_the_same_in_the_table(
     brokers: ProcessCluster, admin: Admin, spark: TiererProcess, table: Path

@@ -138,6 +138,23 @@ def test_what_cannot_be_deleted_is_said_and_nothing_is(
     assert values(cluster) == list(range(RECORDS))
 
 
+def test_what_is_latest_is_never_below_what_is_earliest(tmp_path: Path) -> None:
+    """Story: records of an open transaction were deleted. Who wanted the latest asked for offsets that were gone, in a
+    loop, and went on behind what was appended meanwhile.
+    """
+    lone = LonePartition(tmp_path / "t-0")
+    lone.write(b"open")
+    for number in range(10):
+        lone.write(b"%d" % number, pid=8, sequence=number, transactional=False)
+    lone.partition.records_deleted(5)
+    assert lone.partition.reader.offsets(lone.leader_epoch, read_committed=True) == (5, 5)
+    bounds = lone.partition.reader.bounds(lone.leader_epoch, read_committed=True)
+    assert (bounds.log_start, bounds.latest) == (5, 5)
+    assert lone.partition.reader.read(lone.leader_epoch, 5, 1 << 20, read_committed=True).next_offset == 5
+    lone.end(1, committed=True)
+    assert lone.partition.reader.offsets(lone.leader_epoch, read_committed=True) == (5, 12)
+
+
 def test_a_time_finds_no_deleted_record(tmp_path: Path) -> None:
     lone = LonePartition(tmp_path / "t-0")
     for number in range(4):

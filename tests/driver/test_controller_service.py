@@ -271,12 +271,20 @@ def test_the_default_schema_is_kafkas_record_and_a_typed_one_is_kept(start: Star
 
 @pytest.mark.parametrize(
     "config",
-    [{"key.columns": "dst"}, {"key.columns": "delay"}, {"timestamp.column": "dest"}, {"timestamp.column": "x"}],
+    [
+        *({"key.columns": name} for name in ("dst", "delay", "price", "tags", "place", "counts")),
+        *({"timestamp.column": name} for name in ("dest", "x", "day", "price")),
+    ],
 )
 def test_a_setting_that_names_an_unfit_column_is_refused(start: Start, config: dict[str, str]) -> None:
     running = start()
     running.live_brokers(1)
-    schema = schema_to_bytes(pa.schema([pa.field("dest", pa.string()), pa.field("delay", pa.float64())]))
+    kinds = {
+        **{"dest": pa.string(), "delay": pa.float64(), "price": pa.decimal128(10, 2), "day": pa.date32()},
+        **{"tags": pa.list_(pa.string()), "place": pa.struct([("x", pa.int32())])},
+        "counts": pa.map_(pa.string(), pa.int32()),
+    }
+    schema = schema_to_bytes(pa.schema(list(kinds.items())))
     with pytest.raises(InvalidConfigError):
         running.call(CreateTopicRequest("t", 1, 1, schema, config))
     running.call(CreateTopicRequest("t", 1, 1, schema, {}))

@@ -27,6 +27,7 @@ from spark_broker.errors import (
     LogDirectoryLockedError,
     ProcessLimitError,
 )
+from spark_broker.protocol.messages import MetadataSeen
 from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.directory_meta import read_meta
@@ -254,6 +255,35 @@ def test_a_directory_that_does_not_say_whose_it_is_is_passed_over_and_stays(
     assert claim(tmp_path).path.name == "broker-2"
     assert f"{first.path} is passed over, and its replicas are not served" in caplog.text
     assert (first.path / "t-0" / "partition.json").exists()
+
+
+@pytest.mark.parametrize("act", ["check", "marks", "port", "seen", "partition", "quarantine", "clean"])
+def test_nothing_is_written_into_another_directory_that_the_path_leads_to(tmp_path: Path, act: str) -> None:
+    """Story: the volume of an earlier broker was mounted over the directory of a live one, which wrote on in there.
+    What it had acknowledged was foreign at the next start, and was deleted.
+    """
+    earlier = claim(tmp_path)
+    earlier.write_high_watermarks({("t", 0): 300})
+    earlier.release()
+    earlier.path.rename(tmp_path / "volume")
+    live = claim(tmp_path)
+    live.path.rename(tmp_path / "hidden")
+    (tmp_path / "volume").rename(live.path)
+    before = {path: path.read_bytes() for path in live.path.iterdir()}
+    actions: dict[str, Callable[[], object]] = {
+        "check": live.check,
+        "marks": lambda: live.write_high_watermarks({}),
+        "port": lambda: live.update(port=4711),
+        "seen": lambda: live.write_seen(MetadataSeen(1, 1, "w", 0, 0, 0)),
+        "partition": lambda: live.partition_directory("t", "id", 0),
+        "quarantine": lambda: live.quarantine("t", 0),
+        "clean": live.mark_clean,
+    }
+    with pytest.raises(KafkaStorageError, match="is another directory than the live broker's own"):
+        actions[act]()
+    assert {path: path.read_bytes() for path in live.path.iterdir()} == before
+    live.release()
+    assert claim(tmp_path).read_high_watermarks() == {("t", 0): 300}
 
 
 def test_a_copy_of_another_directory_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from spark_broker.storage.log_view import Chunk
 from tests.storage.keyed_logs import keyed_frame, only, stored
 
 TYPED = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("name", pa.string()), ("n", pa.int32())])
+LATER = TYPED.append(pa.field("later", pa.string()))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -84,8 +85,16 @@ def test_keys_of_several_columns_are_those_that_choose_the_partition() -> None:
 def test_rows_of_a_schema_without_the_key_columns_have_no_keys() -> None:
     """The key columns were added to the topic later."""
     frame = typed_frame(0, {"id": 1}, {"id": 2})
-    rows = keyed_rows(TYPED, ["id", "later"])
+    rows = KeyedRows([TYPED, LATER], [schema_to_bytes(TYPED), schema_to_bytes(LATER)], ["later"])
     assert rows.keys(chunk_of([frame])).to_pylist() == [None, None]
+
+
+def test_rows_of_a_schema_with_some_of_the_key_columns_have_the_key_of_rows_with_null_in_the_others() -> None:
+    """Story: such a row had no key, so that a later tombstone of its key left it where it was."""
+    frame = typed_frame(0, {"id": 1}, {"id": 2})
+    rows = KeyedRows([TYPED, LATER], [schema_to_bytes(TYPED), schema_to_bytes(LATER)], ["id", "later"])
+    newer = pa.RecordBatch.from_pylist([{"id": 1}, {"id": 2}], schema=LATER)
+    assert rows.keys(chunk_of([frame])) == key_array(newer, ["id", "later"])
 
 
 def test_a_batch_that_does_not_decode_is_named_as_damage() -> None:

@@ -18,6 +18,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     StaleMemberEpochError,
     ThrottlingQuotaExceededError,
+    again,
 )
 from spark_broker.interrupts import uninterrupted
 from spark_broker.model import OffsetAndMetadata, TopicPartition, known_epoch
@@ -31,6 +32,11 @@ _NOBODY_TO_COMMIT_TO = (
     RequestTimedOutError,
     ThrottlingQuotaExceededError,
 )
+
+RENEW_S = 30.0
+"""So often an offset is sent again that has not changed. A coordinator forgets offsets of a group without members after
+`offsets.retention.minutes`, of which there is one at least.
+"""
 
 REASON_S = 0.5
 """A commit that is under way ends within this time after its deadline, and says why. One behind it waits on."""
@@ -49,7 +55,7 @@ class Committing:
         self._is_automatic = bool(config.group_id) and config.enable_auto_commit
         self._interval_s = config.auto_commit_interval_ms / 1000
         self._check_open = check_open
-        self._automatic_s = time.monotonic()
+        self._automatic_s = self._renewed_s = time.monotonic()
 
     def commit(self, offsets: Offsets | None, deadline: Deadline) -> None:
         """Under the lock. Commit these offsets, or the positions, and wait for it. See `Consumer.commit`."""
@@ -64,19 +70,26 @@ class Committing:
         """Under the lock. Commit the positions that have changed, without waiting for the answer."""
         self._later(self._machine.positions_to_commit())
 
+    def before_assignment(self) -> None:
+        """Under the lock. Partitions that a caller has assigned are about to go, perhaps (enable.auto.commit)."""
+        if self._is_automatic and not self._machine.is_member:
+            self._later(self._machine.positions_to_keep())
+
     def _later(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        self._renew()
         self._machine.commit_later(offsets, Deadline.after_ms(ROUND_TIMEOUT_MS).at_s * 1000)
         self._threads.advance(news=False)
 
     def last(self, deadline: Deadline) -> bool:
-        """Commit what has changed, at the end (enable.auto.commit). Whether a coordinator was there: a cluster that is
-        gone already must not keep the caller from closing.
+        """Commit what has changed, at the end (enable.auto.commit), and wait for commits that nobody has waited for.
+        Whether a coordinator was there: a cluster that is gone already must not keep the caller from closing.
         """
-        if not self._is_automatic:
-            return True
         try:
             with self._threads.lock:
-                self._await(self._machine.uncommitted_positions(), deadline)
+                if self._is_automatic:
+                    self._renew()
+                    self._await(self._machine.uncommitted_positions(), deadline)
+                self._await_others(deadline)
         except _NOBODY_TO_COMMIT_TO as error:
             _log.warning("the last positions could not be committed: %s", error)
             return False
@@ -85,6 +98,16 @@ class Committing:
                 raise
             _log.warning("the last positions could not be committed: %s", error)
         return True
+
+    def last_of_assigned(self, deadline: Deadline) -> None:
+        """As `last`, where a caller has assigned partitions: before that is over, and the consumer joins its group."""
+        if self._machine.partitions and not self._machine.is_member:
+            self.last(deadline)
+
+    def _renew(self) -> None:
+        if time.monotonic() - self._renewed_s > RENEW_S:
+            self._renewed_s = time.monotonic()
+            self._machine.renew_commits()
 
     def when_due(self) -> None:
         """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""
@@ -126,6 +149,18 @@ class Committing:
         if position is None or position.position != offset.offset:
             return offset
         return OffsetAndMetadata(offset.offset, known_epoch(position.last_epoch), offset.metadata)
+
+    def _await_others(self, deadline: Deadline) -> None:
+        """Under the lock. Wait for commits without a caller. Raises the error that the next `poll` would raise."""
+        failure = self._machine.failure
+        while self._machine.is_committing:
+            self._machine.raise_lasting()
+            if deadline.expired:
+                raise RequestTimedOutError("a commit was not answered in time")
+            self._threads.wait(deadline.remaining_s)
+            self._check_open()
+        if self._machine.failure is not None and self._machine.failure is not failure:
+            raise again(self._machine.failure)
 
     def _await(self, offsets: dict[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
         """Under the lock. Raises the commit's error, also when no coordinator answered."""

@@ -133,12 +133,13 @@ class Consumer(OfOneProcess):
         with uninterrupted():
             if self._machine.is_member:
                 self._rebalancing.leave(deadline, "it has unsubscribed", partial(self._committing.last, deadline))
+            self._committing.last_of_assigned(deadline)
             with self._open():
                 self._machine.unsubscribe()
                 self._threads.advance()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions and no others. Those that were assigned before keep their positions.
+        """Read these partitions and no others. Those that stay keep their positions; those that go are committed.
 
         A group gives out no partitions to a consumer that assigns its own. Such a consumer commits only while the group
         has no members. Raises PolicyViolationError for a member of a group: `unsubscribe` first.
@@ -147,6 +148,7 @@ class Consumer(OfOneProcess):
         with self._open():
             if self._machine.is_member:
                 raise PolicyViolationError("the group assigns the partitions of its members: call unsubscribe() first")
+            self._committing.before_assignment()
             self._machine.assign(wanted)
             self._threads.advance()
 
@@ -169,11 +171,11 @@ class Consumer(OfOneProcess):
         self._change(partition, lambda: self._machine.seek(partition, to))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Read on from the log start; of every partition when none is named, also of those that are not known yet."""
+        """Read on from the log start; of every partition when none is named: those that are here, or come first."""
         self._seek_to(partitions, Start.EARLIEST)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read on from the end (see `end_offsets`); of every partition when none is named, also of those to come."""
+        """Read on from the end (see `end_offsets`); of every partition when none is named, as `seek_to_beginning`."""
         self._seek_to(partitions, Start.LATEST)
 
     def _seek_to(self, partitions: Sequence[TopicPartition], start: Start) -> None:
@@ -435,6 +437,7 @@ class Consumer(OfOneProcess):
 
     def _subscribe(self, subscription: Subscription) -> None:
         with self._open():
+            self._committing.last_of_assigned(self._api_deadline())
             if subscription.listener is not None:
                 self._rebalancing.listen(subscription.listener)
             self._machine.subscribe(subscription.topics, subscription.pattern, now_ms=self._threads.now_ms())

@@ -90,8 +90,9 @@ class ConsumerMachine:
         self._generation = 0  # in which the next new position begins: no answer for an earlier one fits it
         self.group: GroupReading | None = None
         if membership is not None:
-            parts = (self.partitions, self._forget, self._add, self._partitions_of)
+            parts = (self.partitions, self._forget, self._add)
             self.group = GroupReading(membership, *parts, self._reset, self._sought)
+        self._first_known: dict[str, tuple[str, int]] = {}  # ids and partitions of topics, when a member first saw them
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
@@ -99,10 +100,6 @@ class ConsumerMachine:
         self._refreshes = Tries(backoff)
         self._lookups = Tries(backoff)  # own tries: a missing topic does not delay other topics' first positions
         self._refreshed_ms = float("-inf")
-
-    def _partitions_of(self, topic: str) -> int:
-        known = self.view.topic(topic)
-        return 0 if known is None else len(known.partitions)
 
     def subscribe(self, topics: Iterable[str], pattern: str = "", *, now_ms: float = 0.0) -> None:
         """Read every partition of these topics, also those that are added later; in a group, a share of them.
@@ -113,6 +110,7 @@ class ConsumerMachine:
             self.unsubscribe()  # from what was assigned by hand
         self.topics, self.pattern = set(topics), pattern
         if self.group is not None:
+            self._first_known = {name: known for name, known in self._first_known.items() if name in self.topics}
             self.group.membership.subscribe(self.topics, pattern, now_ms)
         else:
             for tp in [tp for tp in self.partitions if tp.topic not in self.topics]:
@@ -125,6 +123,7 @@ class ConsumerMachine:
         """Read nothing. A member has left its group before."""
         self.topics, self.pattern = set(), ""
         self._sought.clear()
+        self._first_known.clear()
         if self.group is not None:
             self.group.sought_any = None
         for tp in list(self.partitions):
@@ -217,15 +216,19 @@ class ConsumerMachine:
         self._moved_by_caller(tp)
 
     def seek_all_to(self, start: Start) -> None:
-        """The same for every partition, also for those that are not known yet."""
+        """The same for every partition, also for those that are not known yet. What a group assigns later was another
+        member's.
+        """
         known = {tp.topic for tp in self.partitions}
-        self._sought.update(dict.fromkeys(self.topics - known, start))
-        if self.group is not None and self.pattern and not known:
-            self.group.sought_any = start
+        if self.group is None or not self.group.membership.assigned:
+            self._sought.update(dict.fromkeys(self.topics - known, start))
+            if self.group is not None and self.pattern and not known:
+                self.group.sought_any = start
         for tp in self.partitions:
             self.seek_to(tp, start)
 
     def _moved_by_caller(self, tp: TopicPartition) -> None:
+        self._commits.known.pop(tp, None)  # The topic may be another one of this name.
         self.leaders.break_fetch(tp)
         if self.checks.chosen_in(self.partitions[tp], self.view.topic(tp.topic)):
             self.leaders.refresh_wanted = True
@@ -357,6 +360,16 @@ class ConsumerMachine:
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The positions to keep, without those that the coordinator is known to have."""
         return self._commits.changed(self.positions_to_keep())
+
+    def renew_commits(self) -> None:
+        """Send offsets again that have not changed. The coordinator forgets those of a group without members."""
+        if not self.is_member:
+            self._commits.known.clear()
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit is under way, or waits."""
+        return self._commits.is_busy
 
     def topic_ids(self) -> dict[TopicPartition, str]:
         """Of the topics that are read."""
@@ -518,6 +531,7 @@ class ConsumerMachine:
         self._unreachable = None
         for name in sorted(self.topics if self.group is None else ()):
             self._assign_all(name, view.topic(name))
+        self._note_topics(view)
         checked = [self.checks.check(name, view.topic(name), now_ms) for name in sorted(self._topic_names())]
         checked += [self._check_partition(position, now_ms) for position in self.partitions.values()]
         self.leaders.learned(view)
@@ -528,7 +542,13 @@ class ConsumerMachine:
 
     def learned(self, view: ClusterView) -> None:
         """Newer metadata came with another answer."""
+        self._note_topics(view)
         self.leaders.learned(view)
+
+    def _note_topics(self, view: ClusterView) -> None:
+        for name in self._topic_names() if self.is_member else ():
+            if (topic := view.topic(name)) is not None:
+                self._first_known.setdefault(name, (topic.topic_id, len(topic.partitions)))
 
     def _topic_names(self) -> set[str]:
         return {tp.topic for tp in self.partitions} | self.topics
@@ -570,11 +590,21 @@ class ConsumerMachine:
                 self._begin_at(position, offset, chosen=True)
                 self._commits.known[position.tp] = offset
             else:
+                if position.reset is Start.LATEST and self._came_later(position):
+                    position.reset = Start.EARLIEST
                 position.start = position.reset
                 position.check_start()
         self.leaders.refresh_wanted = True
         self._lookups.ended(now_ms, recovered=True)
         self._round = None
+
+    def _came_later(self, position: PartitionPosition) -> bool:
+        """Whether the partition was added, or its topic created again, since this member subscribed to the topic."""
+        known = self._first_known.get(position.tp.topic)
+        if known is None or not self.is_member:
+            return False
+        topic_id, partitions = known
+        return position.topic_id != topic_id or position.tp.partition >= partitions
 
     def offsets_came(
         self,

@@ -8,7 +8,7 @@ out by two members when a partition moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from spark_broker.client.membership import Key, MemberPhase, Membership
@@ -41,19 +41,17 @@ class GroupReading:
     """Of one consumer, whose `positions` and `sought` these are. `add` begins the reading of a partition, and `forget`
     ends it.
 
-    `known_counts`: how many partitions a topic had when it was first read here. Those with a higher number were added
-    later, and are read from their first record.
+    What was sought before the first assignment counts for that one alone. A partition that comes later was another
+    member's, and goes on where that one has committed.
     """
 
     membership: Membership
     positions: Positions
     forget: Callable[[TopicPartition], None]
     add: Callable[[PartitionPosition], None]
-    partitions_of: Callable[[str], int]
     reset: Start
     sought: dict[str, Start]
     sought_any: Start | None = None  # every topic that a pattern finds first
-    known_counts: dict[str, int] = field(default_factory=dict)
     has_listener: bool = False
     prepared: Change | None = None  # what `ConsumerMachine.prepare` has begun
 
@@ -131,21 +129,11 @@ class GroupReading:
             name = names.get(topic_id)
             if name is None:
                 continue
-            known = self.known_counts.setdefault(topic_id, max(self.partitions_of(name), number + 1))
-            grown = number >= known and self.reset is Start.LATEST
-            sought = self.sought.get(name, self.sought_any)
-            position = PartitionPosition(
-                TopicPartition(name, number),
-                sought or Start.COMMITTED,
-                Start.EARLIEST if grown else self.reset,
-                topic_id,
-                chosen=sought is not None,
-            )
-            self.add(position)
-        for topic_id, _ in change.keys:
-            self.sought.pop(names.get(topic_id, ""), None)
-        if change.keys:
-            self.sought_any = None
+            sought = None if self.membership.assigned else self.sought.get(name, self.sought_any)
+            start, chosen = sought or Start.COMMITTED, sought is not None
+            self.add(PartitionPosition(TopicPartition(name, number), start, self.reset, topic_id, chosen=chosen))
+        self.sought.clear()
+        self.sought_any = None
 
     def take_failure(self) -> SparkBrokerError | None:
         """Why the group refuses this member, once; again and again where it will not pass."""

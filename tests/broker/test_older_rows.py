@@ -57,7 +57,7 @@ def offset_at(lone: LonePartition, time_us: int) -> int | None:
 def test_a_time_column_that_came_later_leaves_older_rows_their_append_time(
     lone: LonePartition, count: int, compression: str | None
 ) -> None:
-    """Story: a producer that had the earlier schema yet ended each broker by turns. It is sent again to the next one."""
+    """Story: a producer that had the earlier schema yet ended each broker by turns: it asked the next one."""
     use(lone, topic({"timestamp.column": "at"}, OLD, NEW))
     began_us = lone.clock.wall_ms() * 1000
     older = pa.record_batch({"id": pa.array(range(count), pa.int64())}, schema=OLD)

@@ -280,8 +280,12 @@ def test_a_setting_that_names_an_unfit_column_is_refused(start: Start, config: d
     running = start()
     running.live_brokers(1)
     kinds = {
-        **{"dest": pa.string(), "delay": pa.float64(), "price": pa.decimal128(10, 2), "day": pa.date32()},
-        **{"tags": pa.list_(pa.string()), "place": pa.struct([("x", pa.int32())])},
+        "dest": pa.string(),
+        "delay": pa.float64(),
+        "price": pa.decimal128(10, 2),
+        "day": pa.date32(),
+        "tags": pa.list_(pa.string()),
+        "place": pa.struct([("x", pa.int32())]),
         "counts": pa.map_(pa.string(), pa.int32()),
     }
     schema = schema_to_bytes(pa.schema(list(kinds.items())))

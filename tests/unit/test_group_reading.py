@@ -1,0 +1,101 @@
+"""Where a member of a group begins to read what it is given, with auto.offset.reset=latest and without an offset."""
+
+from __future__ import annotations
+
+import random
+from typing import TypeVar
+
+from spark_broker.client.cluster_view import ClusterView
+from spark_broker.client.consumer_effects import Effect, FetchCommitted, LookUpOffsets, RefreshMetadata
+from spark_broker.client.consumer_machine import ConsumerMachine
+from spark_broker.client.membership import Membership, SendHeartbeat
+from spark_broker.client.retry import Backoff
+from spark_broker.config import ConsumerConfig
+from spark_broker.protocol.messages import ConsumerGroupHeartbeatResponse, MemberAbout, TopicPartitions
+from spark_broker.times import EARLIEST, LATEST, Moment
+from tests.unit.test_consumer_machine import view
+
+E = TypeVar("E")
+
+OLD, NEW = "ab" * 16, "cd" * 16
+NOW_MS = 1000.0
+
+
+class Rig:
+    """A member that subscribes to `t`. The test plays the brokers, of which the coordinator has no offsets."""
+
+    def __init__(self) -> None:
+        backoff = Backoff(100, 100, rng=random.Random(1))
+        about = MemberAbout([], "", "", "c", "h", 9000, 60_000, "")
+        config = ConsumerConfig(group_id="g", auto_offset_reset="latest")
+        self.member = Membership("g", "", lambda: "m", backoff, about)
+        self.machine = ConsumerMachine(config, None, backoff, membership=self.member)
+        self.machine.subscribe(["t"], now_ms=NOW_MS)
+        self.machine.polling(NOW_MS)
+        self._cluster: ClusterView | None = None
+        self._effects: list[Effect] = []
+
+    def last(self, kind: type[E]) -> E:
+        """The last effect of this kind. Others are kept; metadata comes as soon as there is any."""
+        self._step()
+        effect = [effect for effect in self._effects if isinstance(effect, kind)][-1]
+        self._effects.remove(effect)
+        return effect
+
+    def _step(self) -> None:
+        self._effects += self.machine.step(NOW_MS)
+        asked = [effect for effect in self._effects if isinstance(effect, RefreshMetadata)]
+        if asked and self._cluster is not None:
+            self._effects.remove(asked[0])
+            self.machine.metadata_came(self._cluster, NOW_MS)
+            self._step()
+
+    def assign(self, topic_id: str, *numbers: int, epoch: int = 1) -> None:
+        sent = self.last(SendHeartbeat)
+        given = [TopicPartitions(topic_id, list(numbers), "t")]
+        answer = ConsumerGroupHeartbeatResponse(sent.request.sequence, 1, epoch, 0, given)
+        self.member.answered(sent, answer, NOW_MS)
+        self._step()
+
+    def metadata(self, topic_id: str, partitions: int) -> None:
+        self._cluster = view(*[(0, 0)] * partitions, topic_id=topic_id)
+        self._step()
+
+    def begins(self) -> dict[int, Moment]:
+        """Where partitions begin, by their numbers."""
+        self.machine.committed_came(self.last(FetchCommitted), {}, NOW_MS)
+        return {tp.partition: moment for tp, moment in self.last(LookUpOffsets).moments.items()}
+
+
+def test_an_assignment_that_comes_before_the_metadata_has_no_partition_that_was_added_later() -> None:
+    rig = Rig()
+    rig.assign(OLD, 0, 1, 2)
+    rig.metadata(OLD, 3)
+    assert rig.begins() == {0: LATEST, 1: LATEST, 2: LATEST}
+
+
+def test_a_partition_that_was_added_since_the_member_knows_the_topic_begins_at_its_first_record() -> None:
+    """Also where the member had none of the topic before."""
+    rig = Rig()
+    rig.metadata(OLD, 1)
+    rig.assign(OLD, 1)
+    rig.metadata(OLD, 2)
+    assert rig.begins() == {1: EARLIEST}
+
+
+def test_every_partition_of_a_topic_that_was_created_again_begins_at_its_first_record() -> None:
+    rig = Rig()
+    rig.metadata(OLD, 2)
+    rig.assign(NEW, 0, 1)
+    rig.metadata(NEW, 2)
+    assert rig.begins() == {0: EARLIEST, 1: EARLIEST}
+
+
+def test_what_a_topic_was_before_a_subscription_ended_counts_for_none_that_follows() -> None:
+    rig = Rig()
+    rig.metadata(OLD, 1)
+    rig.machine.subscribe(["other"], now_ms=NOW_MS)
+    rig.metadata(OLD, 2)
+    rig.machine.subscribe(["t"], now_ms=NOW_MS)
+    rig.assign(OLD, 0, 1)
+    assert rig.begins() == {0: LATEST, 1: LATEST}

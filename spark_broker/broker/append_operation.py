@@ -82,7 +82,9 @@ class AppendOperation:
         if took_s >= SLOW_S and self._partition is not None:
             epoch = self._partition.replica.assignment.leader_epoch
             SLOW.took("append", took_s, topic_partition=self._partition, leader_epoch=epoch, offset=base_offset)
-        self._answer(AppendResponse(self.request.correlation_id, 0, "", base_offset))
+        newest = -1 if self._partition is None else self._partition.topic.schema_id
+        newer = newest if newest > self.request.schema_id else -1
+        self._answer(AppendResponse(self.request.correlation_id, 0, "", base_offset, newer_schema_id=newer))
 
     def refuse(self, error: SparkBrokerError) -> None:
         """Nothing is stored, or it is not known to be safe."""

@@ -158,7 +158,11 @@ class SenderMachine:
         if response.error_code in (0, DuplicateSequenceNumberError.code):
             # The broker may not know the offset of a duplicate any more. It is in the log all the same.
             base_offset = None if response.error_code else response.base_offset
-            return self._acknowledge(queue, batch, base_offset, now_ms)
+            effects = self._acknowledge(queue, batch, base_offset, now_ms)
+            if response.newer_schema_id <= batch.schema_id:
+                return effects
+            self._refresh_wanted = True
+            return [*effects, *self._begin_round(now_ms)]
         queue.failed(batch, error_from_code(response.error_code, response.error_message))
         return self._settle(queue, now_ms)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
+from spark_broker.client.committing import RENEW_S
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.offset_lookup import EVERY_BYTE, Reach, all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
@@ -37,6 +39,7 @@ class StreamSession:
         self._metadata = self._stack.enter_context(connected(options.settings))
         self._group = GroupOffsets(self._metadata, options.group) if options.group else None
         self._published: Mapping[TopicPartition, int] = {}
+        self._published_s = time.monotonic()
         self._record_bytes: dict[TopicPartition, float] = {}  # as stored, at the last look
 
     @property
@@ -109,11 +112,12 @@ class StreamSession:
         return tasks_of(ranges, self._options.tasks, self._record_bytes)
 
     def publish(self, position: StreamOffset) -> None:
-        """Commit the position as the offsets of the query's group, if it has a group and they moved.
+        """Commit the position as the offsets of the query's group, if it has a group, and they moved or are to be renewed.
 
         A failure is logged. The next batch commits again, and only Spark's checkpoint decides where the query goes on.
         """
-        if self._group is None or position.offsets == self._published:
+        is_fresh = time.monotonic() - self._published_s < RENEW_S
+        if self._group is None or (position.offsets == self._published and is_fresh):
             return
         offsets = {
             tp: OffsetAndMetadata(offset, end.leader_epoch if end is not None and end.offset == offset else None)
@@ -126,7 +130,7 @@ class StreamSession:
         except SparkBrokerError as error:
             _log.warning("the progress was not published as offsets of group %s: %s", self._options.group, error)
         else:
-            self._published = position.offsets
+            self._published, self._published_s = position.offsets, time.monotonic()
 
     def close(self) -> None:
         """Close the connections."""

@@ -66,6 +66,27 @@ def test_what_was_stored_before_is_read_under_the_newer_schema(tmp_path: Path) -
         check(brokers.bootstrap_servers, everything)
 
 
+def test_a_producer_with_the_earlier_schema_learns_of_the_current_one_at_its_first_append(tmp_path: Path) -> None:
+    """Story: a segment has one schema, so that each of their appends began another: three files for each."""
+    with ProcessCluster(tmp_path, 1) as brokers, Admin(brokers.bootstrap_servers) as admin:
+        admin.create_topic(NewTopic("t", 1, schema=OLD))
+        with Producer(brokers.bootstrap_servers) as earlier, Producer(brokers.bootstrap_servers) as later:
+            earlier.append("t", [{"id": 1}]).result(30)
+            admin.alter_topic_schema("t", CHANGES)
+            later.append("t", [{"id": BIG}]).result(30)
+
+            def segments() -> int:
+                return len(list(tmp_path.glob("logs/broker-0/t-0/*.arrow")))
+
+            def learned() -> bool:
+                before = segments()
+                for producer in (earlier, later):
+                    producer.append("t", [{"id": 2}]).result(30)
+                return segments() == before
+
+            eventually(learned, 30, "both append under one schema")
+
+
 def test_a_schema_that_changes_again_and_again_under_load_loses_nothing(tmp_path: Path) -> None:
     """Producers, leaders and followers learn of each schema at different times."""
     changes, ended = 12, threading.Event()

@@ -153,6 +153,21 @@ def test_batches_are_numbered_and_five_of_a_partition_are_in_flight() -> None:
     assert rig.machine.open_batches == 7
 
 
+def test_a_leader_that_has_a_newer_schema_is_asked_for_metadata_at_once() -> None:
+    """Story: producers of both schemas appended by turns. Each append began a segment, for up to five minutes."""
+    rig = Rig(cluster(0))
+    rig.append(2)
+    (channel, first, batch), (_, second, _) = rig.take_sent()
+    current = AppendResponse(first.correlation_id, 0, "", 0, newer_schema_id=-1)
+    rig.carry_out(rig.machine.answered(channel, current, rig.now_ms))
+    assert rig.asked == []
+    newer = AppendResponse(second.correlation_id, 0, "", 1, newer_schema_id=batch.schema_id + 1)
+    rig.carry_out(rig.machine.answered(channel, newer, rig.now_ms))
+    assert len(rig.outcomes) == 2
+    rig.refreshed(rig.view)
+    assert rig.asked == []
+
+
 def test_a_duplicate_is_acknowledged_without_an_offset() -> None:
     rig = Rig(cluster(0))
     rig.append()

@@ -23,6 +23,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.schema import schema_to_bytes
+from spark_broker.spark import stream_session
 from spark_broker.spark.stream_session import StreamSession
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster, FakePartition
 from tests.datasource.conftest import MakeRead, MakeStream, Stream
@@ -521,6 +522,20 @@ def test_a_group_has_the_progress_of_the_query_up_to_its_last_batch(cluster: Fak
     before = len(cluster.commits)
     assert query.trigger() is None
     assert len(cluster.commits) == before, "nothing moved"
+
+
+def test_the_progress_of_a_quiet_query_is_published_again(
+    cluster: FakeCluster, stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: no record came for a week. The coordinator forgot the group of a query that was running."""
+    fill(cluster, "t", 1, 20)
+    query = stream(subscribe="t", group="reports", **EARLIEST)
+    while query.trigger() is not None:
+        pass
+    before = len(cluster.commits)
+    monkeypatch.setattr(stream_session, "RENEW_S", 0.0)
+    assert query.trigger() is None
+    assert len(cluster.commits) > before
 
 
 def test_a_batch_that_was_not_committed_is_not_published(cluster: FakeCluster, stream: MakeStream) -> None:

@@ -40,7 +40,11 @@ class AppendRequest(Message, frozen=True):
 
 
 class AppendResponse(Message, frozen=True):
-    """Rows got offsets from `base_offset` on; -1 with an error."""
+    """Rows got offsets from `base_offset` on; -1 with an error.
+
+    `newer_schema_id`: the topic's current schema, where the batch was of an older one; else -1. A segment has batches of
+    one schema, so that a producer is to learn of the current one at once.
+    """
 
     correlation_id: Int64
     error_code: ErrorCode
@@ -48,6 +52,7 @@ class AppendResponse(Message, frozen=True):
     base_offset: Offset = -1
     append_time_ms: Int64 = -1
     log_start_offset: Offset = -1
+    newer_schema_id: Int64 = -1
 
 
 class FetchPartition(Message, frozen=True):

@@ -7,9 +7,11 @@ then writes: two writers can both succeed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,12 +95,15 @@ class LocalStore:
     """A local (or properly shared POSIX) directory: a temporary file, fsync, `link`, fsync of the directory.
 
     A failed fsync is never repeated on the same file, whose pages the kernel may have dropped: the next try writes
-    another file. What a full disk refuses is written over a piece of the reserve.
+    another file. What a full disk refuses is written over a piece of the reserve. While the path leads to another
+    directory (this one was moved, or something was mounted over it), every method raises OSError.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         os.makedirs(path, exist_ok=True)
+        self._directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._directory)
         self._reserve = Reserve(path)
         self._remove_left_overs()
 
@@ -113,7 +118,12 @@ class LocalStore:
                     if time.time() - entry.stat().st_mtime > LEFT_OVER_AGE_S:
                         os.unlink(entry.path)
 
+    def _check(self) -> None:
+        if not os.path.samestat(os.fstat(self._directory), os.stat(self._path)):
+            raise OSError(errno.ESTALE, "this is another directory than the one that is in use", self._path)
+
     def create(self, name: str, data: bytes) -> bool:
+        self._check()
         temporary = new_path(self._path, TEMPORARY_PREFIX)
         try:
             from_reserve = not self._write(temporary, data, sync=True)
@@ -140,6 +150,7 @@ class LocalStore:
                 return True
 
     def put(self, name: str, data: bytes) -> None:
+        self._check()
         path, temporary = os.path.join(self._path, name), new_path(self._path, TEMPORARY_PREFIX)
         try:
             if not self._write(temporary, data, sync=False):
@@ -175,18 +186,21 @@ class LocalStore:
             os.close(descriptor)
 
     def read(self, name: str) -> bytes | None:
+        self._check()
         try:
             return read_whole(LOCAL, Path(self._path, name))
         except FileNotFoundError:
-            os.stat(self._path)  # raises where the directory is gone: the file may exist all the same
+            self._check()  # raises where the directory is gone: the file may exist all the same
             return None
         except DamagedLogError as error:
             raise MetadataStoreError(f"{self._path} is damaged: {error.message}") from None
 
     def names(self) -> list[str]:
+        self._check()
         return sorted(name for name in os.listdir(self._path) if not name.startswith(RESERVE_PREFIX))
 
     def delete(self, name: str) -> None:
+        self._check()
         remove(os.path.join(self._path, name))
 
 

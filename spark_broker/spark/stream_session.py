@@ -112,7 +112,7 @@ class StreamSession:
         return tasks_of(ranges, self._options.tasks, self._record_bytes)
 
     def publish(self, position: StreamOffset) -> None:
-        """Commit the position as the offsets of the query's group, if it has a group, and they moved or are to be renewed.
+        """Commit the position as the offsets of the query's group, if it has one; from time to time also unchanged ones.
 
         A failure is logged. The next batch commits again, and only Spark's checkpoint decides where the query goes on.
         """

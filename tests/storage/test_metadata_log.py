@@ -550,3 +550,30 @@ def test_the_object_store_asks_for_a_conditional_put() -> None:
     store.delete("a")
     store.delete("a")
     assert store.names() == []
+
+
+def test_nothing_is_read_from_or_written_into_another_directory_that_the_path_leads_to(tmp_path: Path) -> None:
+    """An older copy that is put in the place of a live controller's directory would get records that follow no other
+    in it. The controller waits, as it does for any store that fails, and goes on where its directory is back.
+    """
+    path, ours = tmp_path / "metadata", tmp_path / "ours"
+    store = LocalStore(str(path))
+    assert store.create("1", b"a")
+    shutil.copytree(path, tmp_path / "older")
+    path.rename(ours)
+    (tmp_path / "older").rename(path)
+    before = sorted(file.name for file in path.iterdir())
+    calls: list[Callable[[], object]] = [
+        lambda: store.create("2", b"b"),
+        lambda: store.put("claim", b"c"),
+        lambda: store.read("1"),
+        store.names,
+        lambda: store.delete("1"),
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match="another directory than the one that is in use"):
+            call()
+    assert sorted(file.name for file in path.iterdir()) == before
+    path.rename(tmp_path / "older")
+    ours.rename(path)
+    assert store.create("2", b"b")

@@ -42,8 +42,8 @@ class AppendRequest(Message, frozen=True):
 class AppendResponse(Message, frozen=True):
     """Rows got offsets from `base_offset` on; -1 with an error.
 
-    `newer_schema_id`: the topic's current schema, where the batch was of an older one; else -1. A segment has batches of
-    one schema, so that a producer is to learn of the current one at once.
+    `newer_schema_id`: the topic's current schema, where the batch was of an older one; else -1. A segment has batches
+    of one schema, so that a producer is to learn of the current one at once.
     """
 
     correlation_id: Int64

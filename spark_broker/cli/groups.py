@@ -10,7 +10,7 @@ import typer
 
 from spark_broker.cli.group_seek import seek
 from spark_broker.cli.options import Bootstrap, Group, OutputFormat, OutputOption, open_admin
-from spark_broker.cli.output import dashed, note, print_error, print_json, print_table
+from spark_broker.cli.output import confirm, dashed, note, print_error, print_json, print_table
 from spark_broker.cli.partition_lists import chosen_partitions, listed
 from spark_broker.group_model import GroupDescription, GroupOffset
 from spark_broker.times import shown
@@ -86,8 +86,7 @@ def delete(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Delete groups and their committed offsets. Status 1 when one was not deleted. Asks first on a terminal."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete the committed offsets of {', '.join(group)}?", abort=True)
+    confirm(f"Delete the committed offsets of {', '.join(group)}?", yes=yes)
     with open_admin(bootstrap_server) as admin:
         results = admin.delete_groups(group)
     if output is OutputFormat.JSON:
@@ -116,8 +115,7 @@ def delete_offsets(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Delete what a group has committed of topics that no member reads. Asks first on a terminal."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete the offsets that group {group} has committed of {', '.join(topic)}?", abort=True)
+    confirm(f"Delete the offsets that group {group} has committed of {', '.join(topic)}?", yes=yes)
     with open_admin(bootstrap_server) as admin:
         partitions = chosen_partitions(admin, topic)
         before = {tp: offset.committed for tp, offset in admin.group_offsets(group, partitions).items()}

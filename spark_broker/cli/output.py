@@ -1,4 +1,4 @@
-"""Printing: tables for people, one JSON document for scripts; notes, errors and progress on stderr.
+"""Printing: tables for people, one JSON document for scripts; notes, errors and progress on stderr. And questions.
 
 typer and rich are imported where they are used. A command that prints no table does not wait for them, and `main` can
 report that they are missing.
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
+
+from spark_broker.cli.streams import answers_awaited
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -88,6 +90,16 @@ def fail(text: str) -> NoReturn:
 
     print_error(text)
     raise typer.Exit(1)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask at a terminal, and end the command unless the answer is yes. `yes`: it is given already."""
+    if yes or not sys.stdin.isatty():
+        return
+    import typer
+
+    with answers_awaited():
+        typer.confirm(question, abort=True)
 
 
 @contextmanager

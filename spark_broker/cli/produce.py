@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Annotated, BinaryIO
@@ -22,6 +22,7 @@ from spark_broker.cli.options import (
     parse_settings,
 )
 from spark_broker.cli.output import counted, note, print_json, progress
+from spark_broker.cli.streams import arrivals
 from spark_broker.errors import InvalidDataError, SparkBrokerError
 from spark_broker.model import RecordMetadata
 
@@ -148,9 +149,8 @@ def whole_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
 
     Raises InvalidDataError for a line that does not end.
     """
-    read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest, number = b"", 0
-    while chunk := read(CHUNK_BYTES):
+    for chunk in arrivals(stream, CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         number += len(lines)
         if lines:

@@ -6,9 +6,12 @@ import codecs
 import errno
 import io
 import os
+import select
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -42,7 +45,7 @@ class Output(io.RawIOBase):
         try:
             if self._fd is None:
                 raise OSError(errno.EBADF, "it is closed")
-            return os.write(self._fd, data)
+            return _written(self._fd, data)
         except OSError as error:
             self.failed = error
             raise
@@ -50,6 +53,45 @@ class Output(io.RawIOBase):
     def drop(self) -> None:
         """What is left goes nowhere. Python would complain once more when it flushes at exit."""
         self._dropped = True
+
+
+def _written(fd: int, data: ReadableBuffer) -> int:
+    """A pipe or terminal with O_NONBLOCK may be full for a while: that is no failure."""
+    while True:
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:
+            select.select([], [fd], [])
+
+
+def arrivals(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    """What a stream brings, as it arrives, up to its end: at most `size` bytes at once.
+
+    Another process that has the pipe or terminal may have set O_NONBLOCK, which all of them share. A buffered reader
+    says `b""` then whenever there is nothing yet, as it does at the end. So the file itself is read.
+    """
+    file = getattr(stream, "raw", None)
+    if not isinstance(file, io.FileIO):
+        read = getattr(stream, "read1", stream.read)
+        yield from iter(lambda: read(size), b"")
+        return
+    while (data := file.read(size)) != b"":
+        if data is None:
+            select.select([file], [], [])
+        else:
+            yield data
+
+
+@contextmanager
+def answers_awaited() -> Iterator[None]:
+    """Whoever asks at the terminal waits for the answer, also where another process has set O_NONBLOCK."""
+    fd = sys.stdin.fileno()
+    blocking = os.get_blocking(fd)
+    os.set_blocking(fd, True)
+    try:
+        yield
+    finally:
+        os.set_blocking(fd, blocking)
 
 
 def take_streams() -> Output | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, Settings, Topic, open_admin, parse_settings
-from spark_broker.cli.output import counted, note, print_json, print_table
+from spark_broker.cli.output import confirm, counted, note, print_json, print_table
 from spark_broker.config import TopicConfig
 from spark_broker.errors import InvalidConfigError, TopicAlreadyExistsError
 from spark_broker.model import HistoryInfo, NewTopic, TopicDescription, TopicPartition
@@ -99,8 +99,7 @@ def delete(
     bootstrap_server: Bootstrap = "",
 ) -> None:
     """Delete a topic and all its records. Asks first on a terminal."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete topic {topic} and all its records?", abort=True)
+    confirm(f"Delete topic {topic} and all its records?", yes=yes)
     with open_admin(bootstrap_server) as admin:
         admin.delete_topic(topic)
     note(f"deleted topic {topic}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
-from spark_broker.cli.output import abridged, dashed, note, print_json, print_table
+from spark_broker.cli.output import abridged, confirm, dashed, note, print_json, print_table
 from spark_broker.model import TransactionInfo
 
 transactions = typer.Typer(help="List, describe and abort transactions.", no_args_is_help=True)
@@ -74,8 +74,7 @@ def abort(
     bootstrap_server: Bootstrap = "",
 ) -> None:
     """Abort the open transaction of an id, before its time-out would. Asks first on a terminal."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Abort the open transaction of {transactional_id}?", abort=True)
+    confirm(f"Abort the open transaction of {transactional_id}?", yes=yes)
     with open_admin(bootstrap_server) as admin:
         admin.abort_transaction(transactional_id)
     note(f"aborted the transaction of {transactional_id}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import signal
 import subprocess
 import sys
@@ -157,6 +158,24 @@ def test_a_line_that_does_not_end_is_named_with_what_is_stored(cluster: FakeClus
     assert ended.status == 1
     assert "line 3 has more than 16,777,216 bytes; 2 records were acknowledged before" in ended.err
     assert values(cluster, "t") == [b"one", b"two"]
+
+
+def test_a_pause_of_a_pipe_that_does_not_block_is_not_its_end(cluster: FakeCluster) -> None:
+    """Story: another process had set O_NONBLOCK. The first moment without data ended the command, with status 0."""
+    cluster.create("t")
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.write(writer, b"one\ntwo\nth")
+    command = [sys.executable, "-m", "spark_broker.cli.main", "produce", "t", "-b", cluster.bootstrap, "-o", "json"]
+    with subprocess.Popen(command, stdin=reader, stdout=subprocess.PIPE) as process:
+        os.close(reader)
+        eventually(lambda: len(values(cluster, "t")) == 2)
+        os.write(writer, b"ree\nfour")
+        os.close(writer)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert values(cluster, "t") == [b"one", b"two", b"three", b"four"]
+    assert b'"records":4' in said
 
 
 def test_an_interrupt_says_what_is_stored(cluster: FakeCluster, run: Run) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
 
 import pyarrow as pa
 import pytest
 
+from spark_broker.cli.streams import Output
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from tests.client.fake_broker import FakeCluster
 
@@ -51,6 +54,45 @@ def test_an_input_that_is_closed_is_empty_and_errors_may_go_nowhere() -> None:
     done = run("--version", "2>&-")
     assert done.returncode == 0
     assert done.stdout.startswith("spark-broker")
+
+
+def test_an_output_that_does_not_block_may_be_full_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: a pipe with O_NONBLOCK whose reader was slow was "Resource temporarily unavailable"."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, bytes(4096)):
+            pass
+    waits: list[object] = []
+
+    def room_comes(_read: object, write: object, _other: object) -> None:
+        waits.append(write)
+        os.read(reader, 8192)
+
+    monkeypatch.setattr("select.select", room_comes)
+    assert Output(writer).write(b"text") == 4
+    assert waits == [[writer]]
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_question_waits_for_its_answer_where_the_terminal_does_not_block(cluster: FakeCluster) -> None:
+    """Story: another process had set O_NONBLOCK on the terminal. The question was over before it could be answered."""
+    cluster.create("t")
+    ours, theirs = pty.openpty()
+    os.set_blocking(theirs, False)
+    command = [sys.executable, "-m", "spark_broker.cli.main", "topics", "delete", "t", "-b", cluster.bootstrap]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        asked = b""
+        while b"[y/N]" not in asked:
+            asked += os.read(ours, 1024)
+        assert os.get_blocking(theirs), "else the answer would have to be there already"
+        os.write(ours, b"y\n")
+        assert process.wait(60) == 0
+    assert not os.get_blocking(theirs)
+    assert cluster.topics == {}
+    os.close(theirs)
+    os.close(ours)
 
 
 def in_encoding(encoding: str, *arguments: str) -> bytes:

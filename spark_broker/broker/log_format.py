@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from spark_broker.times import shown
+from spark_broker.visible import visible
 
 TEXT = "text"
 JSON = "json"
@@ -32,16 +33,31 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return {str(name): value for name, value in arguments.items()} if isinstance(arguments, Mapping) else {}
 
 
-def log_fields(logger: logging.Logger, level: int, text: str, fields: Mapping[str, object]) -> None:
-    """Log a text that is complete, with these fields."""
-    logger.log(level, "%(message)s", {**fields, "message": text}, stacklevel=2)
+def log_fields(
+    logger: logging.Logger, level: int, text: str, fields: Mapping[str, object], traceback: str = ""
+) -> None:
+    """Log a text that is complete, with these fields, and with the traceback of another process."""
+    if not logger.isEnabledFor(level):
+        return
+    file, line, function, _ = logger.findCaller(stacklevel=2)
+    arguments = ({**fields, "message": text},)
+    record = logger.makeRecord(logger.name, level, file, line, "%(message)s", arguments, None, function)
+    record.exc_text = traceback or None
+    logger.handle(record)
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people, with the time in UTC: `2026-01-31 12:00:00.123Z`, as the command line shows times."""
+    """Lines for people, with the time in UTC: `2026-01-31 12:00:00.123Z`, as the command line shows times.
+
+    A message is one line, whatever names a client gave: else it could write lines that look like ours. A traceback
+    follows as it is.
+    """
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return shown(datetime.fromtimestamp(record.created, UTC))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return visible(super().formatMessage(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -59,6 +75,8 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in fields_of(record).items() if name not in OWN_KEYS}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            line["error"] = record.exc_text
         return _encoder.encode(line).decode()
 
 

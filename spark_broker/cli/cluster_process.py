@@ -188,7 +188,8 @@ def _wait_until_ready(
             said = next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), None)
             if said is not None:
                 fail(f"{said} (log: {log_path})")
-            note("\n".join(lines[-LOG_LINES_SHOWN:]))
+            for line in lines[-LOG_LINES_SHOWN:]:
+                note(line)
             raise ClusterStartError(
                 f"the cluster application ended with status {process.returncode}; its log is {log_path}"
             )

@@ -19,6 +19,7 @@ from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch, TopicPartition
 from spark_broker.times import parsed, shown
+from spark_broker.visible import visible
 
 if TYPE_CHECKING:
     from spark_broker.client.consumer import Consumer
@@ -166,7 +167,7 @@ def _print_lines(batches: Iterator[ConsumedBatch], output: RecordOutput) -> None
         elif output is RecordOutput.JSON:
             lines = (msgspec.json.encode(record) for record in records(batch))
         else:
-            lines = (_line(batch, record).encode() for record in records(batch))
+            lines = (visible(_line(batch, record)).encode() for record in records(batch))
         sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
         sys.stdout.buffer.flush()
 

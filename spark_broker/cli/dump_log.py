@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from spark_broker.cli.options import OutputFormat, OutputOption
-from spark_broker.cli.output import counted, note, print_error, print_json, print_table
+from spark_broker.cli.output import counted, note, print_error, print_json, print_line, print_table
 from spark_broker.cli.records import readable
 from spark_broker.model import NOT_SHOWABLE
 from spark_broker.times import shown_ms
@@ -122,7 +122,7 @@ def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], da
     if data:
         for line in lines:
             for offset, row in zip(line.offsets or [], line.data or [], strict=True):
-                typer.echo(f"{offset} {msgspec.json.encode(row).decode()}")
+                print_line(f"{offset} {msgspec.json.encode(row).decode()}")
 
 
 def _cells(line: BatchLine) -> tuple[object, ...]:

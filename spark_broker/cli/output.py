@@ -1,5 +1,8 @@
 """Printing: tables for people, one JSON document for scripts; notes, errors and progress on stderr. And questions.
 
+Whatever is for people is `visible`: names and values of strangers do nothing to a terminal. JSON is for programs, and
+has what there is.
+
 typer and rich are imported where they are used. A command that prints no table does not wait for them, and `main` can
 report that they are missing.
 """
@@ -7,6 +10,7 @@ report that they are missing.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from spark_broker.cli.streams import answers_awaited
+from spark_broker.visible import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -46,24 +51,32 @@ def print_table(
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else _width(columns, rows), highlight=False)
+    names = [visible(name) for name in columns]
+    for name, shown in zip(columns, names, strict=True):
+        # Rich would take a string for markup: a column may be called `[/b]`.
+        table.add_column(Text(shown), justify="right" if name in right else "left", overflow="fold")
+    cells = [[cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in row] for row in rows]
+    for row in cells:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else _width(names, cells), highlight=False)
     if title:
-        console.print(Text(title, style="bold"), soft_wrap=True)
+        console.print(Text(visible(title), style="bold"), soft_wrap=True)
     console.print(table)
 
 
 def note(text: str) -> None:
     """A line for the person at the terminal, on stderr, where scripts do not read it."""
-    print(text, file=sys.stderr)
+    print(visible(text), file=sys.stderr)
+
+
+def print_line(text: str) -> None:
+    """A line for people on stdout."""
+    sys.stdout.write(visible(text) + "\n")
 
 
 def print_error(text: str) -> None:
     """One line on stderr; red on a terminal."""
-    one_line = " ".join(text.split())
+    one_line = visible(re.sub(r"[ \t\r\n]+", " ", text.strip(" \t\r\n")))
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     print(f"{RED}error: {one_line}{PLAIN}" if coloured else f"error: {one_line}", file=sys.stderr)
 
@@ -99,7 +112,7 @@ def confirm(question: str, *, yes: bool) -> None:
     import typer
 
     with answers_awaited():
-        typer.confirm(question, abort=True)
+        typer.confirm(visible(question), abort=True)
 
 
 @contextmanager

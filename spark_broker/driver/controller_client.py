@@ -233,7 +233,7 @@ class ControllerClient:
 
     def _take(self, message: FromController) -> None:
         if isinstance(message, LogLine):
-            log_fields(controller_logger, message.level, message.text, message.fields)
+            log_fields(controller_logger, message.level, message.text, message.fields, message.traceback)
             return
         with self._changed:
             match message:

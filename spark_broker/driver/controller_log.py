@@ -16,6 +16,8 @@ MAX_WAITING_LINES = 10_000
 
 CLOSE_TIMEOUT_S = 2.0
 
+_TRACEBACKS = logging.Formatter()
+
 
 class PipeHandler(logging.handlers.QueueHandler):
     """Gives lines to a thread of its own, which calls `write`. Lines that find no room are counted and left out."""
@@ -23,14 +25,14 @@ class PipeHandler(logging.handlers.QueueHandler):
     def __init__(self, write: Callable[[LogLine], None]) -> None:
         self._lines: queue.Queue[LogLine | None] = queue.Queue(MAX_WAITING_LINES)
         super().__init__(self._lines)
-        self.setFormatter(logging.Formatter("%(message)s"))
         self._write = write
         self._left_out = 0
         self._writer = begin("log", BeginAgain(), self._write_all)
 
     def prepare(self, record: logging.LogRecord) -> LogLine:
         fields = {name: value for name, value in fields_of(record).items() if name != "message"}
-        return LogLine(record.levelno, self.format(record), fields)
+        traceback = "" if record.exc_info is None else _TRACEBACKS.formatException(record.exc_info)
+        return LogLine(record.levelno, record.getMessage(), fields, traceback)
 
     def enqueue(self, record: LogLine) -> None:  # type: ignore[override]
         try:

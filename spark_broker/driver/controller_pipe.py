@@ -100,11 +100,14 @@ class Answer(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LogLine(Struct, frozen=True, tag=True):
-    """A line of the controller's log. `level`: a number of `logging`. `fields`: see `broker.log_format`."""
+    """A line of the controller's log, and the traceback that follows. `level`: a number of `logging`. `fields`: see
+    `broker.log_format`.
+    """
 
     level: int
     text: str
     fields: dict[str, Any] = {}
+    traceback: str = ""
 
 
 class ControllerFailed(Struct, frozen=True, tag=True):

@@ -147,6 +147,20 @@ def test_a_line_with_a_traceback_and_one_without_fields_are_one_line_of_json_eac
     assert "ValueError" in json.loads(text)["error"]
 
 
+def test_names_that_clients_give_write_no_lines_of_their_own_in_a_text_log() -> None:
+    """Story: the reason in a heartbeat had a line feed. What followed it looked like any other line of the log."""
+    forged = "away\n2026-11-28 00:00:00.000Z ERROR 1 spark_broker.broker: forged\x1b[2J\u2028\u202e"
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        failed = logging.LogRecord("x", logging.ERROR, "f", 1, "group left: %s", (forged,), sys.exc_info())
+    first, *trace = formatter(TEXT, "%(message)s").format(failed).split("\n")
+    assert first == r"group left: away\n2026-11-28 00:00:00.000Z ERROR 1 spark_broker.broker: forged\x1b[2J\u2028\u202e"
+    assert trace[0] == "Traceback (most recent call last):"
+    assert trace[-2:] == ["ValueError: two", "lines"]
+    assert json.loads(formatter(JSON).format(failed))["message"] == f"group left: {forged}"
+
+
 def fields(caplog: pytest.LogCaptureFixture, words: str) -> dict[str, object]:
     """The fields of the only line whose text has these words. The JSON format has them, too."""
     (record,) = (record for record in caplog.records if words in record.getMessage())

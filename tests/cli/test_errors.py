@@ -72,6 +72,27 @@ def test_an_error_is_red_on_a_terminal_and_one_line_everywhere(
     assert capsys.readouterr().err == f"{output.RED}error: first{output.PLAIN}\n"
 
 
+FORGED = "g\n2026-11-28 ERROR\t\x1b[2J\x1b]0;owned\x07\r\x9b31m\x7f\u2028\u202eback\u2066\x00"
+SHOWN = r"g\n2026-11-28 ERROR\t\x1b[2J\x1b]0;owned\x07\r\x9b31m\x7f\u2028\u202eback\u2066\x00"
+
+
+def test_control_characters_of_names_are_shown_and_do_nothing_to_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the id of a group cleared the screen of whoever listed the groups, and set its title."""
+    monkeypatch.setenv("COLUMNS", "400")
+    output.print_table([FORGED, "[/b]"], [(FORGED, "[/b] \\ Łódź")], title=FORGED, right=[FORGED])
+    title, header, _, row = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert title.strip() == SHOWN
+    assert header.split("  ")[0].strip() == SHOWN
+    assert row.strip() == f"{SHOWN}   [/b] \\ Łódź"
+    output.note(FORGED)
+    output.print_line(FORGED)
+    assert capsys.readouterr() == (SHOWN + "\n", SHOWN + "\n")
+    output.print_error("one\n\ttwo \x1b[2J\u2028")
+    assert capsys.readouterr().err == "error: one two \\x1b[2J\\u2028\n"
+
+
 @pytest.mark.parametrize("command", ["topics", "cluster", "perf"])
 def test_a_command_without_arguments_explains_itself(run: Run, command: str) -> None:
     ended = run(command, "--help")

@@ -292,6 +292,19 @@ def test_bytes_that_are_no_text_are_marked(cluster: FakeCluster, run: Run) -> No
     assert base64.b64decode(record["value"]["base64"]) == b"\xff\xfe"
 
 
+def test_a_record_stays_on_its_line_for_people_and_as_it_is_for_programs(cluster: FakeCluster, run: Run) -> None:
+    """Story: `--follow` promises one record on one line. A value with a line feed was two, and ESC[2J cleared them."""
+    value = "a\nb\x1b[2J\u2028\u202e\tc"
+    cluster.create("t")
+    cluster.store("t", 0, pa.RecordBatch.from_pylist([{"value": value.encode()}], schema=DEFAULT_SCHEMA))
+    for options in ((), ("--follow", "-n", "1")):
+        assert r"a\nb\x1b[2J\u2028\u202e\tc" in run("consume", "t", *options).out
+    (line,) = run("consume", "t", "--follow", "-n", "1").out.split("\n")[:-1]
+    assert line.startswith("0@0  ")
+    assert run("consume", "t", "-o", "value").out == value + "\n"
+    assert run("consume", "t", "-o", "json").json["value"] == value
+
+
 def test_latest_without_follow_says_that_there_is_nothing(ten: FakeCluster, run: Run) -> None:
     ended = run("consume", "t", "--offset", "latest")
     assert (ended.status, ended.out) == (0, "")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from spark_broker.broker.log_format import JSON, TEXT, formatter, log_fields
 from spark_broker.driver import controller_log
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_log import PipeHandler
-from spark_broker.driver.controller_pipe import ControllerConfig, LogLine
+from spark_broker.driver.controller_pipe import ControllerConfig, LogLine, from_line, to_line
 from tests.driver.fake_broker import FakeBroker
 from tests.support.waiting import eventually
 
@@ -92,3 +95,24 @@ def test_a_driver_that_reads_nothing_holds_nobody_up_and_hears_later_how_much_it
     assert lines[:10] == [f"line {number}" for number in range(10)]
     assert len(lines) < 20
     assert any("lines are left out" in line.text for line in written)
+
+
+def test_a_traceback_of_the_controller_follows_its_line_in_the_drivers_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A message is one line. A traceback that were a part of it would be, too, and nobody could read it."""
+    sent: list[LogLine] = []
+    handler = PipeHandler(lambda line: sent.append(from_line(to_line(line).rstrip(), LogLine)))
+    try:
+        raise ValueError("out of order")
+    except ValueError:
+        handler.handle(logging.LogRecord("x", logging.ERROR, "f", 1, "it failed: %s", ("so",), sys.exc_info()))
+    handler.drain()
+
+    (line,) = sent
+    log_fields(logging.getLogger(CONTROLLER), line.level, line.text, line.fields, line.traceback)
+    (record,) = caplog.records
+    assert record.filename == Path(__file__).name
+    first, *trace = formatter(TEXT, "%(message)s").format(record).split("\n")
+    assert (first, trace[0], trace[-1]) == (
+        *("it failed: so", "Traceback (most recent call last):", "ValueError: out of order"),
+    )
+    assert json.loads(formatter(JSON).format(record))["error"] == "\n".join(trace)

@@ -24,6 +24,7 @@ GROUPS = (
         "troubles",
         "times",
         "digits",
+        "visible",
         "native_calls",
         "process_limits",
         "short_pauses",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
+import msgspec
 import pyarrow as pa
 import pyarrow.json
 
@@ -15,6 +16,7 @@ from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.arrays import array_of
 from spark_broker.protocol.casts import cast
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.protocol.wire import UNDECODABLE
 
 SHOWN_BYTES = 80
 
@@ -92,19 +94,33 @@ class RowMaker:
 
     def _objects(self, lines: Sequence[bytes]) -> pa.Table:
         """Empty lines are no objects, and no mistakes."""
-        objects = [line for line in lines if line.strip()]
+        objects = [text for line in lines if (text := line.strip().lstrip(_BEFORE_OBJECTS))]
         if not objects:
             return self._schema.empty_table()
-        if not all(line.lstrip(_BEFORE_OBJECTS).startswith(b"{") for line in objects):
+        if not all(text.startswith(b"{") for text in objects):
             raise pa.ArrowInvalid("it does not begin with a brace")  # Arrow crashes where the first line is `null`.
-        options = pa.json.ParseOptions(explicit_schema=self._as_read, unexpected_field_behavior="error")
-        text = b"\n".join(objects)
-        whole = pa.json.ReadOptions(block_size=len(text) + 1)  # A line may be larger than a block is by default.
-        table = pa.json.read_json(BytesIO(text), whole, options)
+        if not all(map(self._is_one_object, objects)):
+            raise pa.ArrowInvalid("it is more than one object")
+        table = self._parsed(b"\n".join(objects))
         table.validate(full=True)  # Arrow reads texts that are not UTF-8 without a look at them.
         there = [field for field in self._schema if field.name in table.column_names]
         columns = [cast(table.column(field.name).combine_chunks(), field.type) for field in there]
         return pa.Table.from_arrays(columns, schema=pa.schema(there))
+
+    def _is_one_object(self, text: bytes) -> bool:
+        """Arrow reads objects one after the other, wherever lines end: two on a line, or one over two lines. Raises
+        ArrowInvalid for what is no object.
+        """
+        try:
+            _ONE_VALUE.decode(text)
+        except UNDECODABLE:
+            return len(self._parsed(text)) == 1  # Arrow takes NaN, too.
+        return True
+
+    def _parsed(self, text: bytes) -> pa.Table:
+        options = pa.json.ParseOptions(explicit_schema=self._as_read, unexpected_field_behavior="error")
+        whole = pa.json.ReadOptions(block_size=len(text) + 1)  # A line may be larger than a block is by default.
+        return pa.json.read_json(BytesIO(text), whole, options)
 
     def _why(self, number: int, line: bytes, error: Exception) -> InvalidDataError:
         if not self._typed:
@@ -143,6 +159,9 @@ class _NoSeparatorError(ValueError):
 _UNFIT = (pa.ArrowInvalid, _NoSeparatorError)
 
 _BEFORE_OBJECTS = codecs.BOM_UTF8 + b" \t\r\n"
+
+_ONE_VALUE = msgspec.json.Decoder(msgspec.Raw)
+"""Looks only where a value ends."""
 
 
 def _key_value_table(keys: Sequence[bytes | None], values: Sequence[bytes]) -> pa.Table:

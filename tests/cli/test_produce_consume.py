@@ -113,6 +113,27 @@ def test_a_line_that_is_no_object_is_a_bad_line(cluster: FakeCluster, run: Run, 
         assert (ended.status, ended.json["records"], ended.json["skipped"]) == (0, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ([b'{"delay": 1}{"delay": 2}'], "it is more than one object"),
+        ([b'{"delay": 1} {"dest": "SEA"}'], "it is more than one object"),
+        ([b'{"deep":', b'{"x": 1}}'], ""),
+        ([b'{"delay": 1}{"delay": 2}', b'{"dest":', b'"SEA"}'], ""),  # as many objects as lines
+    ],
+)
+def test_each_line_is_exactly_one_object(cluster: FakeCluster, run: Run, bad: list[bytes], why: str) -> None:
+    """Story: the halves of two damaged lines became one record, also with --skip-bad. Two objects were two records."""
+    cluster.create("t", schema=pa.schema([*TYPED, ("deep", pa.struct([("x", pa.int64())])), ("share", pa.float64())]))
+    lines = [b'{"delay": 7}', *bad, b'\xef\xbb\xbf{"delay": 8, "share": NaN}']
+    ended = run("produce", "t", stdin=b"\n".join(lines))
+    assert ended.status == 1
+    assert f"line 2 is no JSON object of the topic's columns: {why}" in ended.err
+    ended = run("produce", "t", "--skip-bad", "-o", "json", stdin=b"\n".join(lines))
+    assert (ended.status, ended.json["records"], ended.json["skipped"]) == (0, 2, len(bad))
+    assert [row["delay"] for row in cluster.rows("t", 0)] == [7, 7, 8]
+
+
 def test_a_line_of_json_may_be_larger_than_a_block_of_arrows(cluster: FakeCluster, run: Run) -> None:
     cluster.create("t", schema=TYPED)
     ended = run("produce", "t", "-o", "json", stdin=b'{"dest": "%s"}' % (b"x" * (5 << 20)))

@@ -31,6 +31,7 @@ from spark_broker.driver.metadata_claim import check_claim_of
 from spark_broker.driver.session import configure_spark, forward_jvm_signals, quiet_spark, submitted_settings
 from spark_broker.driver.view import COLUMNS, table_rows
 from spark_broker.errors import ClosedError, SparkBrokerError
+from spark_broker.setting_values import named_once
 from spark_broker.spark.delta_session import configure_delta_where_there
 from spark_broker.storage.filesystem import LOCAL
 
@@ -106,9 +107,8 @@ def main(given: list[str] | None = None) -> int:
 
 def load_settings(options: argparse.Namespace) -> ClusterSettings:
     """The settings of the file or of the command line. Raises InvalidConfigError."""
-    settings = load_cluster_settings(
-        options.config or dict(setting.split("=", 1) for setting in options.settings) or None
-    )
+    named = ((name, value) for name, _, value in (setting.partition("=") for setting in options.settings))
+    settings = load_cluster_settings(options.config or named_once(named) or None)
     cluster = settings.cluster
     if options.data_dir and not cluster.log_dirs:
         cluster = cluster.with_values({"log.dirs": options.data_dir})

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 from spark_broker.errors import InvalidConfigError
 from spark_broker.pages import page
 from spark_broker.ports import ports_of
-from spark_broker.setting_values import KIND_NAMES, converted, to_text
+from spark_broker.setting_values import KIND_NAMES, converted, named_once, to_text
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -702,16 +702,17 @@ def _from_tables(tables: Mapping[str, object]) -> ClusterSettings:
     return ClusterSettings(cluster=ClusterConfig.parse(_flatten(cluster)), topic=TopicConfig.parse(_flatten(topic)))
 
 
-def _flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """TOML reads `a.b = 1` as nested tables; settings are dotted names."""
-    flat: dict[str, object] = {}
+def _flatten(table: Mapping[str, object]) -> dict[str, object]:
+    """TOML reads `a.b = 1` as nested tables, but not `"a.b" = 1`; settings are dotted names. Raises InvalidConfigError."""
+    return named_once(_dotted(table, ""))
+
+
+def _dotted(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
     for key, value in table.items():
-        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat.update(_flatten(value, name + "."))
+            yield from _dotted(value, f"{prefix}{key}.")
         else:
-            flat[name] = value
-    return flat
+            yield f"{prefix}{key}", value
 
 
 def _toml_value(value: object) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from spark_broker.errors import InvalidConfigError
+
+T = TypeVar("T")
 
 
 def to_text(value: object) -> str:
@@ -23,6 +26,20 @@ def converted(kind: type, value: object, name: str) -> object:
         return _CONVERTERS[kind](value)
     except (ValueError, TypeError, OverflowError):
         raise InvalidConfigError(f"{name} = {value!r} is not {KIND_NAMES[kind]}") from None
+
+
+def named_once(settings: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """The settings by name. One that is repeated counts once. Raises InvalidConfigError for one with two values: nobody
+    can say which is meant.
+    """
+    values: dict[str, T] = {}
+    for name, value in settings:
+        if name in values and values[name] != value:
+            raise InvalidConfigError(
+                f"{name} has two values, {values[name]!r} and {value!r}", hint="Say once what it is to be."
+            )
+        values[name] = value
+    return values
 
 
 def truth(value: object) -> bool | None:

@@ -68,7 +68,7 @@ def restore(
     """
     from spark_broker.storage.strays import bring_back, strays_in
 
-    for path in (path.resolve() for path in paths):
+    for path in dict.fromkeys(path.resolve() for path in paths):
         found = strays_in(path.parent) if path.parent.is_dir() else []
         stray = next((stray for stray in found if stray.replica.path == path), None)
         if stray is None:

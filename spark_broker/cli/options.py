@@ -12,6 +12,7 @@ import typer
 import spark_broker
 from spark_broker.cli.cluster_state import default_state_file, running_cluster
 from spark_broker.errors import InvalidConfigError
+from spark_broker.setting_values import named_once
 
 if TYPE_CHECKING:
     from spark_broker.client.admin import Admin
@@ -83,10 +84,11 @@ def open_admin(given: str) -> Admin:
 
 def parse_settings(given: Iterable[str] | None) -> dict[str, str]:
     """`NAME=VALUE` strings as a mapping. Raises InvalidConfigError."""
-    settings: dict[str, str] = {}
-    for setting in given or ():
-        name, equals, value = setting.partition("=")
-        if not equals or not name.strip():
-            raise InvalidConfigError(f"{setting!r} is not NAME=VALUE", hint="Write it like `retention.ms=60000`.")
-        settings[name.strip()] = value.strip()
-    return settings
+    return named_once(_parsed(setting) for setting in given or ())
+
+
+def _parsed(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals or not name.strip():
+        raise InvalidConfigError(f"{setting!r} is not NAME=VALUE", hint="Write it like `retention.ms=60000`.")
+    return name.strip(), value.strip()

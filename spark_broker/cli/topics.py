@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -146,7 +147,7 @@ def delete_records(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Delete the records before an offset, in the log and in the topic's table. Nothing brings them back."""
-    offsets = {TopicPartition(topic, partition): offset for partition, offset in map(_before, before)}
+    offsets = _offsets(topic, before)
     with open_admin(bootstrap_server) as admin:
         starts = admin.delete_records(offsets)
     if output is OutputFormat.JSON:
@@ -154,6 +155,18 @@ def delete_records(
         return
     rows = [(tp.partition, start) for tp, start in sorted(starts.items())]
     print_table(("partition", "begins at"), rows, title=f"topic {topic}", right=["partition", "begins at"])
+
+
+def _offsets(topic: str, before: Sequence[str]) -> dict[TopicPartition, int]:
+    """Raises InvalidConfigError, also for a partition with two offsets."""
+    offsets: dict[TopicPartition, int] = {}
+    for partition, offset in map(_before, before):
+        if offsets.setdefault(TopicPartition(topic, partition), offset) != offset:
+            raise InvalidConfigError(
+                f"--before names partition {partition} with two offsets",
+                hint="Nothing was deleted. Name each partition once.",
+            )
+    return offsets
 
 
 def _before(text: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from spark_broker.client.record_deletion import RecordDeletion
 from spark_broker.client.reentry import refuse_within
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, Rounds, call_with_retries, failure_of
 from spark_broker.client.settings import Address, client_config
-from spark_broker.client.topic_changes import creation_of, settings_of
+from spark_broker.client.topic_changes import creation_of, creations_of, settings_of
 from spark_broker.client.topic_description import described
 from spark_broker.client.topic_schema import arrow_schema
 from spark_broker.config import AdminConfig
@@ -116,11 +116,10 @@ class Admin(GroupAdmin, OfOneProcess):
     def create_topics(self, topics: Iterable[NewTopic]) -> dict[str, SparkBrokerError | None]:
         """Create several topics. Returns for each name None, or the reason why that topic was not created.
 
-        Raises ClosedError and BootstrapUnreachableError. Some topics were not tried then.
+        Raises InvalidRequestError for two of one name that differ: no topic was tried then. Raises ClosedError and
+        BootstrapUnreachableError: some topics were not tried then.
         """
-        wanted = [given.instance(topic, NewTopic, "a topic") for topic in given.items(topics, "topics", "NewTopic")]
-        names = given.texts([topic.name for topic in wanted], "names")
-        return {name: failure_of(self.create_topic, topic) for name, topic in zip(names, wanted, strict=True)}
+        return {name: failure_of(self.create_topic, topic) for name, topic in creations_of(topics).items()}
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records. Waits up to 2 s until every live broker knows of it.
@@ -145,7 +144,7 @@ class Admin(GroupAdmin, OfOneProcess):
 
         Raises ClosedError and BootstrapUnreachableError. Some topics were not tried then.
         """
-        return {name: failure_of(self.delete_topic, name) for name in given.texts(names, "names")}
+        return {name: failure_of(self.delete_topic, name) for name in given.names(names, "names")}
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """Names of topics, sorted."""

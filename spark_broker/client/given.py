@@ -106,6 +106,11 @@ def texts(values: object, what: str) -> list[str]:
     return [text(value, f"one of {what}") for value in items(values, what, "text")]
 
 
+def names(values: object, what: str) -> list[str]:
+    """A list of texts, each of which counts once. Raises InvalidDataError."""
+    return list(dict.fromkeys(texts(values, what)))
+
+
 def items(values: object, what: str, of: str) -> list[object]:
     """The members of what can be iterated, but for bytes. Raises InvalidDataError."""
     if isinstance(values, str | bytes | bytearray | TopicPartition | NewTopic) or not isinstance(values, Iterable):
@@ -198,8 +203,16 @@ def offset_and_metadata(value: object, tp: TopicPartition) -> OffsetAndMetadata:
 
 
 def by_partition(values: object, what: str = "offsets") -> dict[TopicPartition, object]:
-    """A mapping by partition, with partitions as they should be. Raises what `topic_partition` raises."""
-    return {topic_partition(tp): value for tp, value in mapping(values, what, "TopicPartition").items()}
+    """A mapping by partition, with partitions as they should be. Raises what `topic_partition` raises, and
+    InvalidDataError where two keys are one partition (numbers of two classes, say).
+    """
+    found: dict[TopicPartition, object] = {}
+    for key, value in mapping(values, what, "TopicPartition").items():
+        tp = topic_partition(key)
+        if tp in found:
+            raise InvalidDataError(f"{what}: {tp} is named twice")
+        found[tp] = value
+    return found
 
 
 def offsets(values: object) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -122,7 +122,7 @@ class GroupAdmin(ABC):
 
         Raises ClosedError and BootstrapUnreachableError. Some groups were not tried then.
         """
-        return {group_id: failure_of(self.delete_group, group_id) for group_id in given.texts(group_ids, "group_ids")}
+        return {group_id: failure_of(self.delete_group, group_id) for group_id in given.names(group_ids, "group_ids")}
 
     def delete_group_offsets(self, group_id: str, partitions: Iterable[TopicPartition]) -> None:
         """Forget committed offsets of topics that no member reads. A partition without an offset is no error.
@@ -130,12 +130,18 @@ class GroupAdmin(ABC):
         Raises GroupSubscribedToTopicError, GroupIdNotFoundError, UnknownTopicOrPartitionError, and
         UnstableOffsetCommitError as `delete_group` does.
         """
-        deadline, name, chosen = self._deadline(), _group_id(group_id), given.topic_partitions(partitions)
+        deadline, name = self._deadline(), _group_id(group_id)
+        chosen = list(dict.fromkeys(given.topic_partitions(partitions)))
         _check_there(self._metadata, chosen, deadline)
         coordinator = _existing(self._metadata, name, deadline)
         for first in range(0, len(chosen), PARTITIONS_AT_ONCE):
             some = [(tp.topic, tp.partition) for tp in chosen[first : first + PARTITIONS_AT_ONCE]]
-            coordinator.ask(DeleteGroupOffsetsRequest(name, some), EmptyResponse, deadline)
+            try:
+                coordinator.ask(DeleteGroupOffsetsRequest(name, some), EmptyResponse, deadline)
+            except GroupIdNotFoundError:
+                if first == 0:
+                    raise
+                return  # It went with the last of its offsets: there are no others.
 
 
 def _group_id(value: object) -> str:

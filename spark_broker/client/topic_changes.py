@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_broker.client import given
 from spark_broker.client.topic_schema import arrow_schema
+from spark_broker.errors import InvalidRequestError, SparkBrokerError
 from spark_broker.model import NewTopic
 from spark_broker.protocol.messages import CreateTopicRequest
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
@@ -21,6 +22,30 @@ def creation_of(topic: object) -> CreateTopicRequest:
         schema=schema,
         config={name: value for name, value in settings_of(topic.config).items() if value is not None},
     )
+
+
+def creations_of(topics: object) -> dict[str, NewTopic]:
+    """Topics to create, by name; one that is named twice counts once. Raises InvalidDataError, and InvalidRequestError
+    for two of one name that are not the same.
+    """
+    by_name: dict[str, NewTopic] = {}
+    for each in given.items(topics, "topics", "NewTopic"):
+        topic = given.instance(each, NewTopic, "a topic")
+        other = by_name.setdefault(given.text(topic.name, "one of names"), topic)
+        if other is not topic and _wanted(other) != _wanted(topic):
+            raise InvalidRequestError(
+                f"two topics are to be called {topic.name!r}, and they are not the same",
+                hint="No topic was created. Leave one of the two out, or give it another name.",
+            )
+    return by_name
+
+
+def _wanted(topic: NewTopic) -> CreateTopicRequest | str:
+    """What is asked for, or why that cannot be."""
+    try:
+        return creation_of(topic)
+    except SparkBrokerError as error:
+        return str(error)
 
 
 def settings_of(values: object) -> dict[str, str | None]:

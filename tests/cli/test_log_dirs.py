@@ -45,7 +45,7 @@ def stray_in(directory: Path) -> Path:
 
 def test_a_stray_gets_its_name_back(run: Run, tmp_path: Path) -> None:
     path = stray_in(tmp_path / "broker-0")
-    ended = run("log-dirs", "restore", path)
+    ended = run("log-dirs", "restore", path, path, path.parent / "." / STRAY)  # what is named again counts once
     assert (ended.status, ended.err.strip()) == (0, f"{STRAY} is t-0 again")
     assert [entry.name for entry in path.parent.iterdir()] == ["t-0"]
     assert run("log-dirs", "restore", path).status != 0

@@ -103,3 +103,24 @@ def test_an_error_is_one_line_with_what_to_do_next(cluster: FakeCluster, run: Ru
     assert ended.err.count("\n") == 1
     assert ended.err.startswith("error: [UNKNOWN_TOPIC_OR_PARTITION] ")
     assert "->" in ended.err
+
+
+def test_a_partition_with_two_offsets_loses_no_record(cluster: FakeCluster, run: Run) -> None:
+    """Story: `--before 0=9 --before 0=5` took the last without a word, and nothing brings records back."""
+    cluster.create("t")
+    run("produce", "t", stdin=b"a\nb\nc\n")
+    ended = run("topics", "delete-records", "t", "--before", "0=1", "--before", "0=2")
+    assert ended.status == 1
+    assert "[INVALID_CONFIG] --before names partition 0 with two offsets" in ended.err
+    assert cluster.topics["t"].partitions[0].log_start_offset == 0
+
+
+def test_a_setting_with_two_values_is_refused_and_one_that_is_repeated_counts_once(
+    cluster: FakeCluster, run: Run
+) -> None:
+    """Story: the last one counted, without a word."""
+    ended = run("topics", "create", "t", "-c", "retention.ms=5", "-c", "retention.ms = 6")
+    assert "[INVALID_CONFIG] retention.ms has two values, '5' and '6'" in ended.err
+    assert cluster.topics == {}
+    assert run("topics", "create", "t", "-c", "retention.ms=5", "-c", "retention.ms = 5").status == 0
+    assert cluster.topics["t"].config == {"retention.ms": "5"}

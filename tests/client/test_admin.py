@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
     InvalidConfigError,
+    InvalidDataError,
     InvalidPartitionsError,
     InvalidRequestError,
     InvalidSchemaError,
@@ -375,6 +377,34 @@ def test_a_closed_admin_client_says_so(cluster: FakeCluster) -> None:
 def test_the_package_loads_neither_spark_nor_grpc_before_a_client_is_made() -> None:
     code = "import sys, spark_broker; print([m for m in ('pyspark', 'pyarrow.flight') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_topics_that_are_named_twice_are_created_and_deleted_once(cluster: FakeCluster, admin: Admin) -> None:
+    """Story: the second try failed, and its error stood for the first: what was done was reported as failed."""
+    same = NewTopic("a", 2, config={"retention.ms": 5}), NewTopic("a", 2, config={"retention.ms": "5"})
+    bad = NewTopic("b", schema="city STRNG")
+    results = admin.create_topics([*same, bad, NewTopic("b", schema="city STRNG")])
+    assert (results["a"], type(results["b"])) == (None, InvalidSchemaError)
+    assert len(cluster.topics["a"].partitions) == 2
+    with pytest.raises(InvalidRequestError, match="two topics are to be called 'd', and they are not the same"):
+        admin.create_topics([NewTopic("c"), NewTopic("d", 1), NewTopic("d", 2)])
+    assert list(cluster.topics) == ["a"]
+    assert admin.delete_topics(["a", "a"]) == {"a": None}
+    assert cluster.topics == {}
+
+
+class Number:
+    """An integer that is equal to no other."""
+
+    def __index__(self) -> int:
+        return 0
+
+
+def test_a_mapping_that_names_a_partition_twice_is_refused(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t")
+    twice = {TopicPartition("t", 0): 0, TopicPartition("t", cast("int", Number())): 1}
+    with pytest.raises(InvalidDataError, match="t-0 is named twice"):
+        admin.delete_records(twice)
 
 
 def test_partitions_that_an_earlier_try_has_added_are_no_failure(cluster: FakeCluster) -> None:

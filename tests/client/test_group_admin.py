@@ -333,6 +333,23 @@ def test_groups_are_deleted_and_the_others_are_not(topics: FakeCluster, admin: A
     assert admin.list_groups() == [GroupListing("b", "Stable", 1, admin.describe_group("b").coordinator)]
 
 
+def test_a_group_that_is_named_twice_is_deleted_once(topics: FakeCluster, admin: Admin) -> None:
+    """Story: the second deletion found no group, and its error stood for the first."""
+    commit(topics, "a", 1)
+    assert admin.delete_groups(["a", "a"]) == {"a": None}
+    assert topics.committed == {}
+
+
+def test_offsets_are_deleted_once_also_where_their_group_goes_with_the_first_of_them(
+    topics: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: more partitions than a request holds. The group had offsets in the first only, and was "not there"."""
+    monkeypatch.setattr(group_admin, "PARTITIONS_AT_ONCE", 1)
+    commit(topics, "g", 1)
+    admin.delete_group_offsets("g", [T0, T0, T1])
+    assert topics.committed == {}
+
+
 def test_some_offsets_are_deleted_where_nobody_reads(topics: FakeCluster, admin: Admin) -> None:
     topics.create("other")
     commit(topics, "g", 1)

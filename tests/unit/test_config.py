@@ -60,6 +60,8 @@ def test_an_unknown_setting_names_the_nearest_known_one(values: dict[str, object
         ("[cluster", "cluster.toml"),
         ('"log.dirs" = "/data"\n[cluster]\n', "'log.dirs' stands in no table; it belongs below [cluster]"),
         ("retention.ms = 1\n", "'retention.ms' stands in no table; it belongs below [topic]"),
+        ('[cluster]\nlog.dirs = "/a"\n"log.dirs" = "/b"', "log.dirs has two values, '/a' and '/b'"),
+        ('[topic]\n"segment.bytes" = 1048576\nsegment = {bytes = 2097152}', "segment.bytes has two values"),
     ],
 )
 def test_a_bad_file_is_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
@@ -68,6 +70,12 @@ def test_a_bad_file_is_one_clear_error(tmp_path: Path, text: str, says: str) -> 
     with pytest.raises(InvalidConfigError) as caught:
         load_cluster_settings(path)
     assert says in str(caught.value)
+
+
+def test_a_setting_that_a_file_repeats_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text('[cluster]\nlog.dirs = "/a"\n"log.dirs" = "/a"\n')
+    assert load_cluster_settings(path).cluster.log_dirs == load_cluster_settings({"log.dirs": "/a"}).cluster.log_dirs
 
 
 def test_a_missing_file_is_an_error_and_not_the_defaults(tmp_path: Path) -> None:

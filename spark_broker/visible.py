@@ -14,6 +14,7 @@ _CONTROLS = re.compile(
     "\x00-\x1f\x7f-\x9f"  # C0, DEL and C1: line feed, ESC, and the CSI of one character
     "\u2028\u2029"  # line and paragraph separator
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks, embeddings, overrides and isolates of direction
+    "\ud800-\udfff"  # bytes of a file's name that are not UTF-8, as Python has them
     "]"
 )
 

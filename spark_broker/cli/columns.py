@@ -32,6 +32,10 @@ def parse_schema(columns: Sequence[str]) -> pa.Schema:
 
 def parse_column(text: str) -> pa.Field:
     """`name:type`, or `name:type not null`. Raises InvalidSchemaError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSchemaError(f"column {text!r} is not Unicode text: {error}") from None
     return _Parser(text).column()
 
 

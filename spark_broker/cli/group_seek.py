@@ -248,7 +248,7 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
     """Lines of topic,partition,offset; the first one may name the columns. Raises InvalidDataError."""
     offsets: dict[TopicPartition, int] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
             for row in rows:
                 cells = [cell.strip() for cell in row]

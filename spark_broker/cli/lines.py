@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -38,7 +39,7 @@ class RowMaker:
         """
         self._schema = schema
         self._as_read = pa.schema([field.with_type(_as_read(field.type, field.name)) for field in schema])
-        self._separator = key_separator.encode()
+        self._separator = os.fsencode(key_separator)  # lines are bytes, in whatever encoding
         self._typed = not schema.equals(DEFAULT_SCHEMA)
         self._skip_bad = skip_bad
         self.lines = 0
@@ -124,7 +125,7 @@ class RowMaker:
 
     def _why(self, number: int, line: bytes, error: Exception) -> InvalidDataError:
         if not self._typed:
-            separator = self._separator.decode()
+            separator = self._separator.decode(errors="backslashreplace")
             what = f"line {number:,}: {separator!r} is not in {_shown(line)}"
             return InvalidDataError(what, hint=f"Write KEY{separator}VALUE.")
         what = f"line {number:,} is no JSON object of the topic's columns: {error}: {_shown(line)}"

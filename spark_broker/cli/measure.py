@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
+from spark_broker.config import INT32_MAX
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrays import nulls
@@ -59,6 +60,11 @@ def random_records(count: int, size_bytes: int, seed: int = 1) -> pa.RecordBatch
     if count < 1 or size_bytes < 0:
         raise InvalidDataError(
             f"a batch of {count} records of {size_bytes} bytes",
+            hint="Measure with fewer records in a batch, or smaller ones.",
+        )
+    if max(count, count * size_bytes) > INT32_MAX:
+        raise InvalidDataError(
+            f"a batch of {count:,} records of {size_bytes:,} bytes: their values may have {INT32_MAX:,} bytes together",
             hint="Measure with fewer records in a batch, or smaller ones.",
         )
     data = np.random.default_rng(seed).bytes(count * size_bytes)

@@ -9,6 +9,7 @@ report that they are missing.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -35,9 +36,16 @@ ITEMS_SHOWN = 20
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on stdout, in UTF-8 whatever the terminal has. Takes dataclasses, Structs and what they hold."""
+    """One line of JSON on stdout, in UTF-8 whatever the terminal has. Takes dataclasses, Structs and what they hold.
+
+    Bytes of a file's name that are not UTF-8 are written as Python reads them back: `\\udcff`.
+    """
     sys.stdout.flush()  # what was printed as text before
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    try:
+        line = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        line = json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+    sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -46,13 +46,13 @@ def perf_produce(
     servers = bootstrap_servers(bootstrap_server)
     from spark_broker.cli.measure import measure_produce, random_records
 
+    batch = random_records(min(batch_records, records), record_size)
     with spark_broker.Admin(servers) as admin:
         try:
             admin.create_topic(NewTopic(topic, partitions, replication_factor))
             note(f"created topic {topic}; `spark-broker topics delete {topic}` removes it")
         except TopicAlreadyExistsError:
             pass  # It is measured as it is.
-    batch = random_records(min(batch_records, records), record_size)
     with spark_broker.Producer(servers, acks=acks, config=parse_settings(config)) as producer:
         figures = measure_produce(producer, topic, records, batch, warmup=warmup)
     if output is OutputFormat.JSON:

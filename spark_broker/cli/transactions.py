@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -18,11 +19,19 @@ TransactionalId = Annotated[
 ]
 
 
+class State(StrEnum):
+    """Of a transactional id: `TransactionInfo.state`."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+
+
 @transactions.command("list")
 def list_transactions(
     state: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STATE", help="Only these: Empty, Ongoing, PrepareCommit, PrepareAbort. May be repeated."),
+        list[State] | None, typer.Option(case_sensitive=False, help="Only ids in this state. May be repeated.")
     ] = None,
     bootstrap_server: Bootstrap = "",
     output: OutputOption = OutputFormat.TABLE,
@@ -30,8 +39,7 @@ def list_transactions(
     """List the transactional ids that the cluster knows, and the state of each."""
     with open_admin(bootstrap_server) as admin:
         transactions = admin.list_transactions()
-    wanted = {name.lower() for name in state or ()}
-    transactions = [transaction for transaction in transactions if not wanted or transaction.state.lower() in wanted]
+    transactions = [transaction for transaction in transactions if not state or transaction.state in state]
     if output is OutputFormat.JSON:
         print_json(transactions)
         return
@@ -51,7 +59,8 @@ def list_transactions(
     columns = ("transactional id", "state", "version", "committed", "writers", "partitions", "idle s", "coordinator")
     print_table(columns, rows, title="transactions", right=columns[2:])
     if not transactions and sys.stdout.isatty():
-        note("There are no transactions: producers with a transactional.id make some.")
+        none = f"No transactional id is {' or '.join(state)}" if state else "There are no transactions"
+        note(f"{none}: producers with a transactional.id make some.")
 
 
 @transactions.command()

@@ -83,6 +83,8 @@ def test_a_column_is_read_as_a_person_writes_it(text: str, kind: pa.DataType) ->
         ("n:map<string>", "',' is missing"),
         ("n:int32 nullable", "'nullable' follows the type 'int32'"),
         ("n:decimal(77, 2)", "is no type"),
+        ("\udcff:int32", "is not Unicode text"),
+        ("n:struct<\udcff: int32>", "is not Unicode text"),
         ("n:" + "list<" * 40 + "int8" + ">" * 40, "nests deeper than"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,6 +52,15 @@ def test_every_batch_of_a_directory_is_shown_in_order(directory: Path, run: Run)
     assert [batch["problem"] for batch in ended.json_lines] == [""] * 4
     assert [batch["attributes"] for batch in ended.json_lines][2] == ["FIRST_OF_SEGMENT"]
     assert [batch["segment"][-1] for batch in ended.json_lines] == ["0", "0", "6", "6"]
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_shown(directory: Path, run: Run) -> None:
+    """Story: the table was printed, and JSON was a traceback."""
+    odd = directory.rename(directory.with_name(os.fsdecode(b"t\xff-0")))
+    (_, *_, last) = run("dump-log", odd, "-o", "json").json_lines
+    assert os.fsencode(last["segment"]) == b"t\xff-0/00000000000000000006"
+    assert (last["base_offset"], last["problem"]) == (9, "")
+    assert run("dump-log", odd).status == 0
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".index"])

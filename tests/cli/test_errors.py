@@ -9,6 +9,7 @@ import pytest
 
 from spark_broker.cli import output
 from tests.cli.conftest import Run
+from tests.client.fake_broker import FakeCluster
 
 
 def free_port() -> int:
@@ -27,6 +28,14 @@ def test_an_unknown_command_names_the_nearest(run: Run) -> None:
     ended = run("topics", "lst")
     assert ended.status == 2
     assert "'list'" in ended.err
+
+
+def test_a_state_that_no_transaction_has_is_refused_with_those_there_are(run: Run, cluster: FakeCluster) -> None:
+    """Story: a mistyped state was an empty list, and nothing was said."""
+    ended = run("transactions", "list", "--state", "BOGUS")
+    assert (ended.status, ended.out) == (2, "")
+    assert "preparecommit" in ended.err.lower()
+    assert run("transactions", "list", "--state", "prepareabort", "-o", "json").json == []
 
 
 def test_nobody_answering_is_one_line_that_names_the_address(run: Run) -> None:

@@ -153,6 +153,9 @@ def test_offsets_are_read_from_a_file(topics: FakeCluster, run: Run, tmp_path: P
     file.write_text("topic,partition,offset\nt, 0, 7\n\nt,1,0\n")
     assert run("groups", "seek", "g", "--from-file", file, "--execute").status == 0
     assert committed(topics) == {0: 7, 1: 0}
+    file.write_text("topic,partition,offset\nt,0,6\n", encoding="utf-8-sig")  # as spreadsheets write it
+    assert run("groups", "seek", "g", "--from-file", file, "--execute").status == 0
+    assert committed(topics) == {0: 6, 1: 0}
     file.write_text("t,0,11\n")
     assert "OFFSET_OUT_OF_RANGE" in run("groups", "seek", "g", "--from-file", file).err
 

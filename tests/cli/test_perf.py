@@ -51,6 +51,18 @@ def test_records_have_the_size_that_was_asked_for() -> None:
         random_records(0, 100)
 
 
+@pytest.mark.parametrize(("count", "size"), [(2200, 1_000_000), (1, 3_000_000_000), (2**31, 0)])
+def test_a_batch_of_which_arrow_cannot_say_where_values_end_is_refused(
+    cluster: FakeCluster, run: Run, count: int, size: int
+) -> None:
+    """Story: offsets of 32 bits wrapped around, and pages of a traceback followed, beside a topic that stayed."""
+    ended = run("perf", "produce", "--records", count, "--batch-records", count, "--record-size", size)
+    assert ended.status == 1
+    assert "[INVALID_DATA] a batch of" in ended.err
+    assert "their values may have 2,147,483,647 bytes together" in ended.err
+    assert cluster.topics == {}
+
+
 def test_percentiles_are_in_milliseconds() -> None:
     latency = latency_of([0.001 * i for i in range(101)])
     assert (latency.count, latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.max_ms) == (

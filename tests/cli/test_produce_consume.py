@@ -52,6 +52,15 @@ def test_a_separator_parts_key_and_value_at_its_first_place(cluster: FakeCluster
     assert [(row["key"], row["value"]) for row in cluster.rows("t", 0)] == [(b"a", b"1"), (b"b", b"2:3")]
 
 
+def test_a_separator_may_be_bytes_that_are_no_text(cluster: FakeCluster, run: Run) -> None:
+    """Story: lines of a file in Latin-1 were a traceback."""
+    cluster.create("t")
+    separator = os.fsdecode(b"\xa7")
+    assert run("produce", "t", "--key-separator", separator, stdin=b"a\xa71\n").status == 0
+    assert [(row["key"], row["value"]) for row in cluster.rows("t", 0)] == [(b"a", b"1")]
+    assert r"line 1: '\\xa7' is not in 'ab'" in run("produce", "t", "--key-separator", separator, stdin=b"ab").err
+
+
 def test_a_line_without_the_separator_is_shown_and_ends_the_input(cluster: FakeCluster, run: Run) -> None:
     cluster.create("t")
     ended = run("produce", "t", "--key-separator", ":", stdin=b"a:1\nno key\nb:2\n")

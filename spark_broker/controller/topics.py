@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings, TopicConfig
@@ -48,6 +48,11 @@ MAX_PARTITIONS = 10_000
 
 INTERNAL_INDEX_BYTES = 65_536
 """`segment.index.bytes` of internal topics: about 800 batches."""
+
+INTERNAL_MESSAGE_BYTES = TopicConfig().max_message_bytes
+"""`max.message.bytes` of internal topics, at least: what they are made with. Coordinators know no smaller bound. The
+offsets that a transaction commits at once are one batch, and a member with the names of 10,000 topics is one row.
+"""
 
 _LEGAL_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{NAME_MAX}}}")
 
@@ -206,7 +211,7 @@ def _internal_config(settings: ClusterSettings, name: str) -> dict[str, str]:
         "retention.bytes": "-1",
         "segment.bytes": str(segment_bytes),
         "segment.index.bytes": str(INTERNAL_INDEX_BYTES),
-        "max.message.bytes": str(TopicConfig().max_message_bytes),
+        "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
     }
 
 
@@ -266,6 +271,7 @@ def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, s
     config = altered_config(defaults_of(settings, topic.name, internal=topic.internal), topic.config, request.values)
     if topic.internal:
         _check_internal(topic.name, config)
+        _check_internal_sizes(topic.name, config, {name for name, value in request.values.items() if value is not None})
     if config == topic.config:
         return Decision((), EmptyResponse())
     record = TopicConfigRecord(topic.topic_id, config)
@@ -281,6 +287,19 @@ def _check_internal(name: str, config: Mapping[str, str]) -> None:
         raise InvalidConfigError(f"cleanup.policy: {name} is compacted, and keeps the newest record of each key")
     if name == TRANSACTION_STATE_TOPIC and settings.unclean_leader_election_enable:
         raise InvalidConfigError("unclean.leader.election.enable: decisions about transactions must not be lost")
+
+
+def _check_internal_sizes(name: str, config: Mapping[str, str], changed: Collection[str]) -> None:
+    """Raises InvalidConfigError for a size that is changed and too small for what a coordinator appends. One that was
+    set before stays: it does not keep other settings from being changed.
+    """
+    sizes = TopicConfig.parse(config)
+    for setting, size in (("max.message.bytes", sizes.max_message_bytes), ("segment.bytes", sizes.segment_bytes)):
+        if setting in changed and size < INTERNAL_MESSAGE_BYTES:
+            raise InvalidConfigError(
+                f"{setting}: coordinators append up to {INTERNAL_MESSAGE_BYTES:,} bytes to {name} at once",
+                hint=f"Set {INTERNAL_MESSAGE_BYTES} or more, or leave it as it is.",
+            )
 
 
 def _eligible_anew(topic: TopicState) -> list[MetadataRecord]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from spark_broker.config import TopicConfig
+from spark_broker.config import TopicConfig, load_cluster_settings
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.controller.records import TopicConfigRecord
 from spark_broker.controller.topic_config import altered_config
-from spark_broker.controller.topics import MAX_PARTITIONS
+from spark_broker.controller.topics import MAX_PARTITIONS, alter_topic_config
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidConfigError,
@@ -323,6 +323,9 @@ def test_internal_topics_of_earlier_versions_lose_what_they_inherited(default: s
     [
         (CONSUMER_OFFSETS_TOPIC, {"timestamp.column": "event_time"}),
         (CONSUMER_OFFSETS_TOPIC, {"delta.path": "/tables/t"}),
+        (CONSUMER_OFFSETS_TOPIC, {"max.message.bytes": "1"}),
+        (TRANSACTION_STATE_TOPIC, {"max.message.bytes": "16777215"}),
+        (TRANSACTION_STATE_TOPIC, {"segment.bytes": "1048576"}),
         (CONSUMER_OFFSETS_TOPIC, {"cleanup.policy": "delete"}),
         (CONSUMER_OFFSETS_TOPIC, {"cleanup.policy": "compact,delete"}),
         (TRANSACTION_STATE_TOPIC, {"unclean.leader.election.enable": "true"}),
@@ -339,6 +342,18 @@ def test_what_coordinators_cannot_do_without_is_not_altered(name: str, values: d
         cluster.call(AlterTopicConfigRequest(name, dict(values)))
     cluster.call(AlterTopicConfigRequest(name, dict.fromkeys(values, None)))
     assert dict(cluster.topic(name).config) == before
+
+
+def test_sizes_of_an_internal_topic_may_grow_and_small_ones_of_before_do_no_harm(cluster: Cluster) -> None:
+    cluster.call(EnsureOffsetsTopicRequest())
+    name = CONSUMER_OFFSETS_TOPIC
+    cluster.call(AlterTopicConfigRequest(name, {"max.message.bytes": "33554432", "segment.bytes": "33554432"}))
+    assert cluster.topic(name).config["max.message.bytes"] == "33554432"
+    small = {**cluster.topic(name).config, "max.message.bytes": "2000", "segment.bytes": "2560"}
+    earlier = cluster.image.apply([TopicConfigRecord(cluster.topic(name).topic_id, small)])
+    request = AlterTopicConfigRequest(name, {"segment.ms": "60000"})
+    decision = alter_topic_config(earlier, request, load_cluster_settings(None))
+    assert decision.records[0] == TopicConfigRecord(cluster.topic(name).topic_id, {**small, "segment.ms": "60000"})
 
 
 def test_a_deletion_that_comes_late_or_again_deletes_no_newer_topic_of_the_name(cluster: Cluster) -> None:

@@ -112,7 +112,7 @@ class StreamSession:
         return tasks_of(ranges, self._options.tasks, self._record_bytes)
 
     def publish(self, position: StreamOffset) -> None:
-        """Commit the position as the offsets of the query's group, if it has one; from time to time also unchanged ones.
+        """Commit the position as the offsets of the query's group, if it has one; now and then also unchanged ones.
 
         A failure is logged. The next batch commits again, and only Spark's checkpoint decides where the query goes on.
         """

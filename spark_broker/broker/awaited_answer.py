@@ -27,6 +27,10 @@ class AwaitedAnswer:
         if then is not None:
             then(answer)
 
+    @property
+    def has_come(self) -> bool:
+        return self._done.is_set()
+
     def then(self, reply: Reply) -> None:
         """Have this called with the answer: now, or by the thread that brings it."""
         with self._lock:

@@ -22,6 +22,9 @@ from spark_broker.protocol.messages import (
     DeleteGroupOffsetsRequest,
     DeleteGroupRequest,
     DescribeGroupRequest,
+    DescribeLogDirRequest,
+    DescribeTransactionsRequest,
+    ElectLeadersRequest,
     InitProducerIdRequest,
     ListGroupsRequest,
     ListOffsetsRequest,
@@ -33,6 +36,7 @@ from spark_broker.protocol.messages import (
     TransactionalOffsetCommitRequest,
     WriteTransactionMarkersRequest,
 )
+from spark_broker.transport.answer_room import expect_small_answer, lend_room
 from spark_broker.transport.client import Connection
 
 TURN_WAIT_S = 0.5
@@ -43,6 +47,19 @@ PASS_ON_WAIT_S = 5.0
 
 GRACE_MS = 1000
 """A thread waits this much longer than the deadline of the request that it waits for."""
+
+LARGE = (
+    MetadataRequest,
+    ListOffsetsRequest,
+    OffsetFetchRequest,
+    ListGroupsRequest,
+    DescribeGroupRequest,
+    DescribeLogDirRequest,
+    DescribeTransactionsRequest,
+    ElectLeadersRequest,
+)
+"""Requests whose answer may be much larger than they are. A connection has few of them worked on at a time. All others
+may wait for long, for the controller say, and keep nobody waiting."""
 
 
 class BrokerService:
@@ -68,6 +85,8 @@ class BrokerService:
 
     def answer(self, request: CallRequest) -> Message | AwaitedAnswer:
         """The response, or who will have it. Raises the error that the client gets."""
+        if not isinstance(request, LARGE):
+            expect_small_answer()
         answer = AwaitedAnswer()
         holds = isinstance(request, ConsumerGroupHeartbeatRequest)  # it waits on purpose
         with nullcontext() if holds else SLOW.watch(type(request).__name__):
@@ -75,7 +94,11 @@ class BrokerService:
                 if turn is not None and isinstance(request, TransactionalOffsetCommitRequest):
                     turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
                 self._requests.answer(request, answer, keep_on if turn is None else turn.give_way)
-            return answer if holds else answer.wait(self._patience_ms(request))
+            if holds:
+                return answer
+            if not answer.has_come:
+                lend_room()
+            return answer.wait(self._patience_ms(request))
 
     def _turn(self, request: CallRequest) -> Turn | nullcontext[None]:
         """Requests of other brokers, and those that wait for a coordinator, need no turn."""

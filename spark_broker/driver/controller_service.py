@@ -64,15 +64,18 @@ from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CallRequest,
     CreateTopicRequest,
+    ElectLeadersRequest,
     EnsureOffsetsTopicRequest,
     EnsureTransactionsTopicRequest,
     HeartbeatRequest,
     Message,
+    MetadataRequest,
     RegisterBrokerRequest,
 )
 from spark_broker.protocol.schema import schema_from_bytes
 from spark_broker.protocol.wire import error_response
 from spark_broker.threads import ready_pool, start
+from spark_broker.transport.answer_room import expect_small_answer
 from spark_broker.transport.server import Server
 from spark_broker.transport.server_stream import ServerStream
 
@@ -175,6 +178,8 @@ class ControllerService:
         return result.broker_ids if isinstance(result, StoppedBrokers) else ()
 
     def _call(self, request: CallRequest) -> Message:
+        if not isinstance(request, MetadataRequest | ElectLeadersRequest):  # These name all partitions.
+            expect_small_answer()
         new_topic = self._new_topic(request)
         timeout_s = self._settings.cluster.request_timeout_ms / 1000
         result = self._ask(lambda call_id: CallReceived(call_id, request, new_topic), timeout_s)

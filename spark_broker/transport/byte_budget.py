@@ -1,4 +1,5 @@
-"""Bytes of requests that a process holds: reserved before they are received, given back when they were worked on."""
+"""Bytes that a process holds for its peers. Those of requests are reserved before they come, and given back when
+they were worked on. `answer_room.py` says what holds for answers to calls."""
 
 from __future__ import annotations
 
@@ -55,8 +56,13 @@ class ByteBudget:
 
     def release(self, size: int) -> None:
         """These bytes are not needed any more."""
+        self.change(-size)
+
+    def change(self, size: int) -> None:
+        """So many more bytes are held than were reserved, or fewer. There may be too many then: whoever holds them
+        cannot wait."""
         with self._lock:
-            self._used -= size
+            self._used += size
             tell = self._next()
         tell()
 

@@ -130,6 +130,11 @@ class Channel:
         return self._unsent
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes that the system has taken since the beginning."""
+        return self._written
+
+    @property
     def frame_for_s(self) -> float:
         """How long the frame that is being received has taken; 0: none is, or this side does not read."""
         since_s = self._frame_since_s
@@ -304,6 +309,7 @@ class Channel:
             self._frame_since_s = 0.0
         elif not self._frame_since_s:
             self._frame_since_s = self._frame_kept_since_s = time.monotonic()
+        self._hold_back()  # What was received may have been answered at once.
         return count == len(room) and not self._paused and not self.closed
 
     def _receive_the_rest(self) -> bool:

@@ -94,6 +94,7 @@ class Server:
         self.port: int = self._sock.getsockname()[1]
         self.of_clients = ByteBudget(self.limits.queued_bytes)
         self.of_brokers = ByteBudget(self.limits.queued_bytes)
+        self.of_answers = ByteBudget(self.limits.answer_bytes)  # to calls
         self.loop = IoLoop("io", self._loop_ended)
         self.loop.soon(self._listen)
         self.loop.begin()

@@ -15,13 +15,13 @@ from spark_broker.errors import (
     InvalidRequestError,
     NetworkError,
     ProcessLimitError,
-    RequestTimedOutError,
     SparkBrokerError,
     ThrottlingQuotaExceededError,
 )
 from spark_broker.process_limits import limit_reached
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import Message
+from spark_broker.transport.answer_room import CallRoom, ConnectionAnswers, handling
 from spark_broker.transport.byte_budget import ByteBudget
 from spark_broker.transport.channel import NO_ROOM, Channel
 from spark_broker.transport.foreign_peers import foreign_peer
@@ -46,7 +46,8 @@ would keep the room for a minute."""
 
 KEPT_MAX_BYTES = 64 * 1024
 """While others wait for room, a peer is disconnected that keeps more than this for longer than `PATIENCE_S`: it has its
-handlers wait, for answers that it does not take or for what it wants to wait for, and sends more meanwhile."""
+handlers wait, for answers that it does not take or for what it wants to wait for, and sends more meanwhile. So is one
+that keeps answers to its calls, and takes fewer than `SLOW_BYTES_S`."""
 
 UNREAD_MAX_BYTES = 1 << 20
 """A connection whose handlers are so far behind is received no further."""
@@ -77,7 +78,8 @@ class Later(Protocol):
 class ServerConnection:
     """One client's socket: its calls and its streams. Its methods run in the loop's thread, but for `disconnect`.
 
-    Invariants: `_calls` counts the calls that handlers work on; `_streams` are those whose handler has not returned.
+    Invariants: `_calls` counts the calls that have begun, and whose answer the peer's system does not have; `_streams`
+    are those whose handler has not returned.
     """
 
     def __init__(self, server: Server, sock: socket.socket, address: tuple[str, int]) -> None:
@@ -88,6 +90,9 @@ class ServerConnection:
         self._reserved: tuple[ByteBudget, int] | None = None  # for the frame that is being received
         self._since_s = self._used_s = time.monotonic()
         self._calls = 0
+        self._answers = ConnectionAnswers(server.of_answers, self._there_is_room)
+        self._waiting: Frame | None = None  # a call that waits for room for its answer: nothing is read behind it
+        self._watched: tuple[float, int] | None = None  # since when answers wait, and what was written by then
         self._streams: dict[int, ServerStream] = {}
         self._kind = ""  # of the stream that was opened last
         self._lock = threading.Lock()
@@ -110,6 +115,7 @@ class ServerConnection:
     def look(self, now_s: float) -> None:
         """Close the connection if the peer is too slow, or has not used it for long."""
         channel, limits = self.channel, self.server.limits
+        self._answers.look(now_s)
         if channel.waiting_for_s > self.server.send_timeout_s:
             self.disconnect("/".join(sorted({stream.kind for stream in self._streams.values()})) or "calls")
         elif channel.frame_for_s > FRAME_TIMEOUT_S:
@@ -117,11 +123,14 @@ class ServerConnection:
         elif self._keeps_room_from_others():
             seconds = channel.frame_kept_for_s
             self._slow(f"has sent {channel.frame_bytes} bytes of a message in {seconds:.0f} s; others wait")
+        elif self._keeps_answers(now_s):
+            kept = self._answers.untaken_bytes
+            self._slow(f"takes too little of {kept} bytes of answers to its calls; others wait for room")
         elif (kept := self._kept_bytes()) > KEPT_MAX_BYTES:
             self._slow(f"keeps {kept} bytes of messages waiting for itself for {PATIENCE_S:.0f} s; others wait")
         elif not self._greeted and now_s - self._since_s > HELLO_TIMEOUT_S:
             channel.close("it has not said who it is")
-        elif not self._streams and not self._calls and now_s - self._used_s > limits.idle_s:
+        elif not (self._streams or self._calls or self._waiting) and now_s - self._used_s > limits.idle_s:
             channel.close(f"it was idle for connections.max.idle.ms = {limits.idle_s * 1000:.0f}")
 
     def _keeps_room_from_others(self) -> bool:
@@ -130,10 +139,26 @@ class ServerConnection:
         seconds = self.channel.frame_kept_for_s
         return seconds > PATIENCE_S and self.channel.frame_bytes < seconds * SLOW_BYTES_S
 
+    def _keeps_answers(self, now_s: float) -> bool:
+        """Whether it has taken answers too slowly for a while, and others wait for their room."""
+        if self._answers.untaken_bytes <= KEPT_MAX_BYTES or not self.channel.unsent_bytes:
+            self._watched = None
+            return False
+        since_s, before = self._watched = self._watched or (now_s, self.channel.written_bytes)
+        seconds = now_s - since_s
+        if seconds <= PATIENCE_S:
+            return False
+        if self.channel.written_bytes - before >= seconds * SLOW_BYTES_S:
+            self._watched = None
+            return False
+        return self.server.of_answers.is_awaited
+
     def _kept_bytes(self) -> int:
         """Bytes that take room, which others wait for, by the peer's own doing. Those of a slow broker do not count."""
         streams = (stream for stream in self._streams.values() if self.budget_of(stream.kind).is_awaited)
-        return sum(stream.kept_bytes(PATIENCE_S) for stream in streams)
+        kept = sum(stream.kept_bytes(PATIENCE_S) for stream in streams)
+        is_kept = self.server.of_clients.is_awaited and self.channel.unsent_for_s > PATIENCE_S
+        return kept + (self._waiting.header.body_bytes if self._waiting is not None and is_kept else 0)
 
     def _delivered(self, size: int) -> None:
         with self._lock:
@@ -178,10 +203,10 @@ class ServerConnection:
         if operation in WITHOUT_BUDGET:
             if header.body_bytes > HELLO_BYTES_MAX:
                 raise InvalidRequestError(f"{operation.name} of {header.body_bytes} bytes")
-            return True
+            return self._waiting is None
         if header.body_bytes > limit:
             raise InvalidRequestError(f"a message of {header.body_bytes} bytes; {limit} are allowed")
-        if operation is Operation.CALL and self._calls >= CALLS_MAX:
+        if self._waiting is not None or (operation is Operation.CALL and self._calls >= CALLS_MAX):
             return False
         budget = self._budget(header)
         if not budget.reserve(header.body_bytes, self, self._there_is_room):
@@ -207,12 +232,16 @@ class ServerConnection:
         self.channel.loop.soon(self._go_on)
 
     def _go_on(self) -> None:
+        if self._waiting is not None and not self.channel.closed:
+            self._call(self._waiting)
+            if self._waiting is not None:
+                return
         if self.channel.is_paused_beside(NO_ROOM):  # Its peer reads nothing, say: others must not wait for that.
             self._wait_no_more()
         self.channel.resume(NO_ROOM)
 
     def _wait_no_more(self) -> None:
-        for budget in (self.server.of_clients, self.server.of_brokers):
+        for budget in (self.server.of_clients, self.server.of_brokers, self.server.of_answers):
             budget.forget(self)
 
     def _received(self, frame: Frame) -> None:
@@ -267,39 +296,54 @@ class ServerConnection:
             self.channel.finish(error.message, (peer.said,), peer.answer)
 
     def _call(self, frame: Frame) -> None:
+        """Have a handler work on a call, now or when there is room for its answer."""
+        room = self._answers.begin(self)
+        self._waiting = frame if room is None else None
+        if room is None:
+            return
         self._calls += 1
-        self._begin(partial(self._answer, frame), frame.header)
+        try:
+            self.server.threads.run(partial(self._answer, frame, room))
+        except SparkBrokerError as error:
+            logger.warning("a call of %s is refused: %s", self.peer, error)
+            self.server.of_clients.release(frame.header.body_bytes)
+            self._reply(frame.header, room, error)
 
-    def _answer(self, frame: Frame) -> None:
+    def _answer(self, frame: Frame, room: CallRoom) -> None:
         """In a handler's thread."""
+        header = frame.header
+        handling(room)
         try:
             answer = self.server.answer(frame.message)
         finally:
-            self.server.of_clients.release(frame.header.body_bytes)
-        if not isinstance(answer, Message):
-            answer.then(partial(self._answer_came, frame.header))
-            return
+            handling(None)
+            self.server.of_clients.release(header.body_bytes)
+        if isinstance(answer, Message):
+            self._reply(header, room, answer)
+        else:
+            room.is_small()
+            answer.then(partial(self._reply, header, room))
+
+    def _reply(self, header: FrameHeader, room: CallRoom, answer: Message | SparkBrokerError) -> None:
+        """From any thread, which does not wait for the client: what it does not take would wait twice, as the answer
+        and as its bytes."""
+        message = wire.error_response(answer) if isinstance(answer, SparkBrokerError) else answer
+        over = partial(self._over, room)
         try:
-            self._reply(frame.header, answer)
+            parts = encode(Operation.ANSWER, wire.encode(message), correlation=header.correlation)
+            self.channel.send(parts, over)
+            if not room.ended:  # Mostly the system took all.
+                room.made(sum(map(len, parts)))
         except NetworkError:
-            pass
+            over()
         except MemoryError as error:
             self._slow(f"gets no answer: {limit_reached(error)}")
-        self.channel.loop.soon(self._answered)
+            over()
 
-    def _answer_came(self, header: FrameHeader, answer: Message | SparkBrokerError) -> None:
-        """From any thread, which must not wait for the client."""
-        message = wire.error_response(answer) if isinstance(answer, SparkBrokerError) else answer
-        with contextlib.suppress(NetworkError):
-            self.channel.send(encode(Operation.ANSWER, wire.encode(message), correlation=header.correlation))
-        self.channel.loop.soon(self._answered)
-
-    def _reply(self, header: FrameHeader, answer: Message) -> None:
-        parts = encode(Operation.ANSWER, wire.encode(answer), correlation=header.correlation)
-        position = self.channel.send(parts)
-        if self.channel.unsent_bytes:
-            with contextlib.suppress(RequestTimedOutError):
-                self.channel.wait_written(position, self.server.send_timeout_s)
+    def _over(self, room: CallRoom) -> None:
+        """The client's system has the answer, or there is none. From any thread."""
+        if room.end():
+            self.channel.loop.soon(self._answered)
 
     def _answered(self) -> None:
         self._calls -= 1
@@ -329,14 +373,6 @@ class ServerConnection:
             logger.warning("%s gets no %s stream: %s", self.peer, kind, error)
             stream.end(error)
 
-    def _begin(self, work: Callable[[], object], header: FrameHeader) -> None:
-        try:
-            self.server.threads.run(work)
-        except SparkBrokerError as error:
-            logger.warning("a call of %s is refused: %s", self.peer, error)
-            self.server.of_clients.release(header.body_bytes)
-            self._answer_came(header, error)  # The loop's thread must not wait for the client, as `_reply` does.
-
     def forget(self, stream_id: int) -> None:
         """The stream's handler has returned."""
         stream = self._streams.pop(stream_id, None)
@@ -349,6 +385,9 @@ class ServerConnection:
         del why
         self._wait_no_more()
         self._release()
+        if self._waiting is not None:
+            self.server.of_clients.release(self._waiting.header.body_bytes)
+            self._waiting = None
         for stream in list(self._streams.values()):
             if not stream.cancelled:
                 stream.gone()

@@ -1,4 +1,4 @@
-"""Bounds of a server: connections, and bytes of requests."""
+"""Bounds of a server: connections, and bytes of requests and of answers to calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from spark_broker.config import ClusterConfig
 
+ANSWER_BYTES = 128 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Bounds of a server. `queued_bytes`: of requests that it holds, for clients and for brokers each.
 
+    `answer_bytes`: of answers to calls that their peers have not taken; it may hold more by those that were being made.
     `idle_s`: a connection without streams and calls is closed after so long.
     """
 
@@ -18,6 +21,7 @@ class ServerLimits:
     connections_per_ip: int
     idle_s: float
     queued_bytes: int
+    answer_bytes: int = ANSWER_BYTES
 
     @staticmethod
     def of(settings: ClusterConfig) -> ServerLimits:

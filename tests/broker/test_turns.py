@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +24,13 @@ from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.describe import describe
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, TopicState
-from spark_broker.errors import CoordinatorNotAvailableError
+from spark_broker.errors import CoordinatorNotAvailableError, NotControllerError
 from spark_broker.protocol.messages import (
     CallRequest,
     CommittedOffset,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
+    DeleteTopicRequest,
     EmptyResponse,
     FetchPartition,
     FetchRequest,
@@ -38,6 +40,8 @@ from spark_broker.protocol.messages import (
     ListOffsetsResponse,
     OffsetCommitRequest,
 )
+from spark_broker.transport.answer_room import MAKING_BYTES, ConnectionAnswers, handling
+from spark_broker.transport.byte_budget import ByteBudget
 from spark_broker.transport.client import Connection
 from tests.broker.lone_partition import LonePartition
 from tests.broker.rig import KEY, Rig
@@ -145,6 +149,33 @@ def test_an_append_has_its_turn_while_a_call_about_many_partitions_goes_on(
     assert len(answer.partitions) == PIECES
     assert order.index("appended") == 1, "it had to wait for the end of the call"
     assert (queue.working, queue.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(("request_", "counts"), [(LOOK_UPS, MAKING_BYTES), (DeleteTopicRequest("t"), 0)])
+def test_a_call_that_may_wait_for_the_controller_keeps_no_room_for_its_answer(
+    lone: LonePartition, request_: CallRequest, counts: int
+) -> None:
+    """Story: administrative calls, each at most for as long as the controller thinks, would keep all others waiting."""
+    manager = cast("ReplicaManager", LoneManager(lone.partition))
+    queue = RequestQueue(1, 10)
+    service = BrokerService(
+        manager,
+        GroupCoordinator(manager, ClusterConfig()),
+        cast("TransactionService", _NoTransactions()),
+        Connection("127.0.0.1", 1),
+        1000,
+        queue,
+        queue,
+    )
+    room = ConnectionAnswers(ByteBudget(MAKING_BYTES), lambda: None).begin("me")
+    assert room is not None
+    handling(room)
+    try:
+        with contextlib.suppress(NotControllerError):
+            service.answer(request_)
+    finally:
+        handling(None)
+    assert room.bytes == counts
 
 
 def test_a_fetch_of_many_partitions_gives_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from spark_broker.errors import InvalidRequestError
-from spark_broker.protocol.messages import EmptyResponse, FetchRequest, FetchResponse, MetadataRequest
+from spark_broker.protocol.messages import EmptyResponse, FetchRequest, FetchResponse, Message, MetadataRequest
 from spark_broker.transport import handler_threads, server, server_connection
+from spark_broker.transport.answer_room import expect_small_answer
 from spark_broker.transport.client_loop import client_loop
 from spark_broker.transport.frames import Operation
 from spark_broker.transport.server import Server
@@ -39,6 +40,8 @@ class Settings:
     connections_per_ip: int = 10_000
     idle_s: float = 600.0
     queued_bytes: int = 1 << 30
+    answer_bytes: int = 1 << 30
+    calls: Callable[[object], Message] | None = None
     streams: Mapping[str, Callable[[ServerStream], None]] = field(default_factory=dict)
 
 
@@ -59,12 +62,18 @@ class Rig:
         self.host = settings.host
         self._others = set(handlers())
         self._most_descriptors = 0
-        limits = ServerLimits(settings.connections, settings.connections_per_ip, settings.idle_s, settings.queued_bytes)
+        limits = ServerLimits(
+            settings.connections,
+            settings.connections_per_ip,
+            settings.idle_s,
+            settings.queued_bytes,
+            settings.answer_bytes,
+        )
         kinds = {"echo": echo, "refuse": refuse, "held": self._held, "replica": self._held, **settings.streams}
         self.server = Server(
             settings.host,
             0,
-            self._call,
+            self._call if settings.calls is None else settings.calls,
             kinds,
             self.bugs.append,
             settings.max_request_bytes,
@@ -78,6 +87,7 @@ class Rig:
     def _call(self, request: object) -> EmptyResponse:
         del request
         self.calls += 1
+        expect_small_answer()
         assert self.calls_go_on.wait(WAIT_S)
         return EmptyResponse()
 
@@ -111,6 +121,8 @@ class Rig:
     def await_nothing_held(self) -> None:
         """Wait until the server holds nothing for peers that have left."""
         self.await_used(0)
+        answers = self.server.of_answers
+        eventually(lambda: not answers.used_bytes, WAIT_S, f"no answers are held, not {answers.used_bytes} bytes")
         eventually(lambda: set(handlers()) <= self._others, WAIT_S, "no thread works for peers that have left")
         if self._most_descriptors:
             eventually(lambda: descriptors() <= self._most_descriptors, WAIT_S, "connections are closed")

@@ -17,7 +17,7 @@ from spark_broker.protocol.wire import Buffer
 from spark_broker.transport import channel as channel_module
 from spark_broker.transport.channel import UNSENT, UNSENT_MAX_BYTES, Channel
 from spark_broker.transport.frames import Frame, FrameHeader, FrameReader, Operation, encode
-from spark_broker.transport.io_loop import IoLoop
+from spark_broker.transport.io_loop import SCRATCH_BYTES, IoLoop
 from spark_broker.transport.sockets import PARTS_MAX, prepare
 from tests.support.waiting import eventually
 
@@ -340,6 +340,27 @@ def test_a_peer_that_takes_nothing_is_not_read_until_it_does_however_small_what_
         while left:
             left -= len(peer.sock.recv(min(left, 1 << 20)))
         eventually(lambda: len(got) == 2, WAIT_S, "the peer is read again")
+
+
+def test_a_peer_that_is_answered_at_once_and_takes_nothing_is_read_no_further(loop: IoLoop) -> None:
+    """Story: sixteen reads were answered before the pause, which the loop's thread had only put on its list."""
+    answered = 0
+
+    def answer(received: Frame) -> None:
+        nonlocal answered
+        del received
+        answered += 1
+        channel.send([LARGE[:10_000]])
+
+    with connected(loop, on_frame=answer) as (channel, peer):
+        small = b"".join(bytes(part) for part in encode(Operation.CANCEL, stream=1))
+        while channel.unsent_bytes <= UNSENT_MAX_BYTES // 2:
+            channel.send([LARGE])
+        turn(loop)
+        peer.sock.sendall(small * 20_000)
+        eventually(lambda: UNSENT in channel._paused, WAIT_S, "the peer is not read")
+        turn(loop)
+        assert answered <= 2 * SCRATCH_BYTES / len(small), "what one read brought, and a part of one before"
 
 
 class Clock:

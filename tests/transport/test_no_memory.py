@@ -10,11 +10,10 @@ import pytest
 from spark_broker.errors import NetworkError, NoMemoryError
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import ErrorResponse
-from spark_broker.transport import frames
+from spark_broker.transport import frames, server_connection
 from spark_broker.transport.client import Connection
 from spark_broker.transport.frames import Operation, encode
 from spark_broker.transport.io_loop import SCRATCH_BYTES
-from spark_broker.transport.server_connection import ServerConnection
 from tests.support.raw_peer import joined
 from tests.transport.rig import CALL, REQUEST, rig
 
@@ -76,13 +75,13 @@ def test_an_answer_without_memory_ends_its_connection_alone(monkeypatch: pytest.
 
 
 def test_an_answer_that_the_server_cannot_make_ends_its_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise MemoryError("no answer")
 
     with rig(monkeypatch) as served:
         connection = Connection(served.host, served.server.port)
         with monkeypatch.context() as patch:
-            patch.setattr(ServerConnection, "_reply", refuse)
+            patch.setattr(server_connection, "encode", refuse)
             with pytest.raises(NetworkError):
                 connection.call(CALL, timeout_ms=20_000)
         connection.call(CALL, timeout_ms=20_000)

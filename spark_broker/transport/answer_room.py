@@ -77,6 +77,10 @@ class ConnectionAnswers:
         """Of answers that are made, and that the peer's system does not have."""
         return self._untaken
 
+    def close(self) -> None:
+        """Nothing waits any more. Without a reference to who waited, both are freed without a collection."""
+        self._there_is_room = _nothing
+
     def begin(self, who: object) -> CallRoom | None:
         """Room for a call. None: `there_is_room` will be called. Others may wait behind `who` in the budget."""
         if self._has_too_much() and self._is_refused():
@@ -158,6 +162,10 @@ class ConnectionAnswers:
             old = [room for room in self._making if now_s - room.since_s > MAKING_S]
         for room in old:
             room.is_small()
+
+
+def _nothing() -> None:
+    """For a connection that is closed."""
 
 
 _handled = threading.local()

@@ -385,6 +385,7 @@ class ServerConnection:
         del why
         self._wait_no_more()
         self._release()
+        self._answers.close()
         if self._waiting is not None:
             self.server.of_clients.release(self._waiting.header.body_bytes)
             self._waiting = None

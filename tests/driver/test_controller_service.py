@@ -7,8 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -46,6 +47,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.protocol.wire import Buffer
+from spark_broker.transport import answer_room
 from spark_broker.transport.client import Connection
 from spark_broker.transport.server_stream import ServerStream
 from tests.driver.fake_broker import HEARTBEAT_S, FakeBroker
@@ -294,6 +296,27 @@ def test_a_setting_that_names_an_unfit_column_is_refused(start: Start, config: d
     running.call(CreateTopicRequest("t", 1, 1, schema, {}))
     with pytest.raises(InvalidConfigError):
         running.call(AlterTopicConfigRequest("t", dict(config)))
+
+
+def test_calls_that_wait_for_a_decision_hold_up_nothing_behind_them(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker's session has the same connection: its heartbeats would not be read."""
+    monkeypatch.setattr(answer_room, "MAKING_S", 1e9)
+    running = start()
+    running.live_brokers(1)
+    calls = 2 * answer_room.MAKING_MAX
+    all_wait = threading.Barrier(calls)
+    ask = running.service._ask
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        all_wait.wait(20)
+        return ask(*arguments, **options)
+
+    monkeypatch.setattr(running.service, "_ask", late)
+    with ThreadPoolExecutor(calls) as pool:
+        answers = [pool.submit(running.call, MetadataRequest()) for _ in range(calls)]
+        assert all(isinstance(answer.result(), MetadataResponse) for answer in answers)
 
 
 def test_the_offsets_topic_is_made_by_whoever_asks_first(start: Start) -> None:

@@ -31,8 +31,10 @@ class AppendToken(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ValidBatch:
-    """What a leader has to know of a client's batch. Whatever looks at rows is done before the partition's lock is
-    taken: an error there ends this call, and under the lock the broker; and then the next one, which is sent it again.
+    """What a leader has to know of a client's batch. Whatever looks at rows comes before the partition's lock.
+
+    An error of ours there ends the call. Under the lock it would end the broker. The client would send the batch again,
+    and so end the next leader.
     """
 
     head: Head
@@ -63,7 +65,7 @@ class Append:
         parsed = validate(self.message, layout, max_uncompressed_bytes=limit)
         if topic.is_compacted:
             check_keys(parsed.batch, topic)
-        return ValidBatch(parsed.head, topic.newest_us(parsed))
+        return ValidBatch(parsed.head, topic.newest_timestamp(parsed))
 
 
 def check_keys(batch: pa.RecordBatch, topic: Topic) -> None:

@@ -70,8 +70,8 @@ class LogCleaner:
             with _stopped_by_the_disk(partition):
                 yield from self._compaction(partition).steps()
         except (CorruptMessageError, UnknownSchemaError, SchemaMismatchError) as error:
-            # The next pass would meet them again. They are the producer's bytes: their checksums are right. Or the key
-            # is of columns that can be none, which an earlier version accepted.
+            # The next pass would meet them again. They are the producer's bytes: their checksums are right. Or the
+            # columns of the key cannot be one: an earlier version accepted such.
             self._unreadable[partition] = topic
             logger.warning("%s is not compacted: it has rows that cannot be read: %s", partition, error.message)
 

@@ -156,7 +156,7 @@ class Topic:
             return INT64_MAX
         return ends[partition] if partition < len(ends) else 0
 
-    def newest_us(self, parsed: ParsedBatch) -> NewestTimestamp:
+    def newest_timestamp(self, parsed: ParsedBatch) -> NewestTimestamp:
         """The newest timestamp of a batch. Rows of an older schema may not have the column.
 
         Without Arrow's kernels: two of them cost as much as the rest of a small batch.

@@ -99,7 +99,7 @@ def test_a_bug_in_what_looks_at_rows_ends_the_call_and_not_the_broker(
         raise KeyError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Topic, "newest_us", fails)
+        patch.setattr(Topic, "newest_timestamp", fails)
         with pytest.raises(KeyError, match="a bug"):
             lone.write(b"1", transactional=False)
     assert lone.write(b"1", transactional=False) == 0

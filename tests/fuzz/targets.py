@@ -211,7 +211,7 @@ def _judge_accepted(message: bytes | memoryview, schema: pa.Schema, parsed: Pars
     _promise(size <= MAX_UNCOMPRESSED_BYTES, f"an accepted batch has {size} bytes")
     column = "timestamp" if "timestamp" in schema.names else "at" if "at" in schema.names else ""
     topic = Topic("t", "0" * 32, (schema,), (schema_to_bytes(schema),), TopicConfig(), column)
-    newest = topic.newest_us(parsed).with_append_time(1)
+    newest = topic.newest_timestamp(parsed).with_append_time(1)
     _promise(newest == topic.timestamps_us(batch, 1).max(), "no record has a newer timestamp")
     assigned = partial(assign, message, base_offset=7, leader_epoch=3, append_time_ms=1, max_timestamp_us=newest)
     header, stored = assigned(head=parsed.head)

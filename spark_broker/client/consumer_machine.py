@@ -90,7 +90,7 @@ class ConsumerMachine:
         self._generation = 0  # in which the next new position begins: no answer for an earlier one fits it
         self.group: GroupReading | None = None
         if membership is not None:
-            parts = (self.partitions, self._forget, self._add)
+            parts = (self.partitions, self._forget, self._add, self._is_absent)
             self.group = GroupReading(membership, *parts, self._reset, self._sought)
         self._first_known: dict[str, tuple[str, int]] = {}  # ids and partitions of topics, when a member first saw them
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
@@ -217,15 +217,20 @@ class ConsumerMachine:
 
     def seek_all_to(self, start: Start) -> None:
         """The same for every partition, also for those that are not known yet. What a group assigns later was another
-        member's.
+        member's, unless its topic is not there yet.
         """
         known = {tp.topic for tp in self.partitions}
-        if self.group is None or not self.group.membership.assigned:
-            self._sought.update(dict.fromkeys(self.topics - known, start))
-            if self.group is not None and self.pattern and not known:
-                self.group.sought_any = start
+        is_first = self.group is None or not self.group.membership.assigned
+        awaited = [name for name in self.topics - known if is_first or self._is_absent(name)]
+        self._sought.update(dict.fromkeys(awaited, start))
+        if self.group is not None and is_first and self.pattern and not known:
+            self.group.sought_any = start
         for tp in self.partitions:
             self.seek_to(tp, start)
+
+    def _is_absent(self, topic: str) -> bool:
+        """Whether a broker has answered that there is no such topic."""
+        return self._refreshed_ms > float("-inf") and self.view.topic(topic) is None
 
     def _moved_by_caller(self, tp: TopicPartition) -> None:
         self._commits.known.pop(tp, None)  # The topic may be another one of this name.

@@ -41,14 +41,15 @@ class GroupReading:
     """Of one consumer, whose `positions` and `sought` these are. `add` begins the reading of a partition, and `forget`
     ends it.
 
-    What was sought before the first assignment counts for that one alone. A partition that comes later was another
-    member's, and goes on where that one has committed.
+    What was sought before the first assignment counts for it, and for topics that are not there yet (`is_absent`).
+    Another partition that comes later was another member's, and goes on where that one has committed.
     """
 
     membership: Membership
     positions: Positions
     forget: Callable[[TopicPartition], None]
     add: Callable[[PartitionPosition], None]
+    is_absent: Callable[[str], bool]
     reset: Start
     sought: dict[str, Start]
     sought_any: Start | None = None  # every topic that a pattern finds first
@@ -129,10 +130,12 @@ class GroupReading:
             name = names.get(topic_id)
             if name is None:
                 continue
-            sought = None if self.membership.assigned else self.sought.get(name, self.sought_any)
+            sought = self.sought.get(name, self.sought_any)
             start, chosen = sought or Start.COMMITTED, sought is not None
             self.add(PartitionPosition(TopicPartition(name, number), start, self.reset, topic_id, chosen=chosen))
-        self.sought.clear()
+        given = {names.get(topic_id) for topic_id, _ in change.keys}
+        for name in [name for name in self.sought if name in given or not self.is_absent(name)]:
+            del self.sought[name]
         self.sought_any = None
 
     def take_failure(self) -> SparkBrokerError | None:

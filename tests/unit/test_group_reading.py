@@ -9,6 +9,7 @@ from spark_broker.client.cluster_view import ClusterView
 from spark_broker.client.consumer_effects import Effect, FetchCommitted, LookUpOffsets, RefreshMetadata
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.membership import Membership, SendHeartbeat
+from spark_broker.client.partition_position import Start
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
 from spark_broker.protocol.messages import ConsumerGroupHeartbeatResponse, MemberAbout, TopicPartitions
@@ -89,6 +90,26 @@ def test_every_partition_of_a_topic_that_was_created_again_begins_at_its_first_r
     rig.assign(NEW, 0, 1)
     rig.metadata(NEW, 2)
     assert rig.begins() == {0: EARLIEST, 1: EARLIEST}
+
+
+def test_a_seek_counts_for_a_topic_that_is_made_later() -> None:
+    """Also after an assignment without partitions: nobody has read anything of the topic."""
+    rig = Rig()
+    rig.metadata(OLD, 0)
+    rig.assign(OLD)
+    rig.machine.seek_all_to(Start.EARLIEST)
+    rig.assign(OLD, 0)
+    rig.metadata(OLD, 1)
+    assert {tp.partition: moment for tp, moment in rig.last(LookUpOffsets).moments.items()} == {0: EARLIEST}
+
+
+def test_a_seek_counts_for_no_topic_that_another_member_reads() -> None:
+    rig = Rig()
+    rig.metadata(OLD, 1)
+    rig.assign(OLD)
+    rig.machine.seek_all_to(Start.EARLIEST)
+    rig.assign(OLD, 0)
+    assert rig.begins() == {0: LATEST}
 
 
 def test_what_a_topic_was_before_a_subscription_ended_counts_for_none_that_follows() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
@@ -161,13 +162,12 @@ def test_attacks_on_the_carrier_do_no_harm(cluster: ProcessCluster, known: Known
 
 def test_connections_that_speak_slowly_or_not_at_all_keep_nobody_out(cluster: ProcessCluster, known: Known) -> None:
     host, port = addresses(cluster)[0]
-    slow = SlowLoris(Target(host, port, KINDS), 150)
-    for _ in range(20):
-        slow.step()
-    attack(cluster, known, "damaged_call", 5)
-    slow.begin_request()
-    attack(cluster, known, "damaged_call", 5)
-    slow.close()
+    with closing(SlowLoris(Target(host, port, KINDS), 150)) as slow:
+        for _ in range(20):
+            slow.step()
+        attack(cluster, known, "damaged_call", 5)
+        slow.begin_request()
+        attack(cluster, known, "damaged_call", 5)
 
 
 @pytest.mark.full

@@ -26,11 +26,16 @@ MESSAGE = joined(encode(Operation.MESSAGE, wire.encode(REQUEST), PAYLOAD, stream
 
 def nothing_more_is_taken(of: Rig) -> None:
     """Whatever has arrived, the server has taken no more of it than fits."""
-    with of.peer() as peer:  # It is served after what arrived before.
-        peer.open("nonsense")
-        assert peer.receive() is not None
+    serves_after_what_arrived_before(of)
     assert of.taken.empty()
     assert of.used_bytes <= 300_000
+
+
+def serves_after_what_arrived_before(of: Rig) -> None:
+    """A new connection is served, and so everything that had arrived has been looked at."""
+    with of.peer() as peer:
+        peer.open("nonsense")
+        assert peer.receive() is not None
 
 
 def test_what_does_not_fit_is_received_when_others_bytes_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +117,7 @@ def test_a_message_that_is_larger_than_the_budget_is_taken_alone(monkeypatch: py
         assert served.taken.get(timeout=WAIT_S) == ("held", 0)
         large.open("held")
         large.write(MESSAGE)
-        with served.peer() as other:
-            other.open("nonsense")
-            assert other.receive() is not None
+        serves_after_what_arrived_before(served)
         assert served.taken.empty()
         served.go_on.release()
         assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
@@ -404,10 +407,9 @@ def test_a_connection_is_read_no_further_when_all_of_its_streams_together_are_be
             peer.open("held", stream)
             peer.write(joined(encode(Operation.MESSAGE, wire.encode(REQUEST), PAYLOAD, stream=stream)))
         eventually(lambda: served.used_bytes > server_connection.UNREAD_MAX_BYTES, WAIT_S, "they are behind")
+        serves_after_what_arrived_before(served)
         nothing_more = served.used_bytes
-        with served.peer() as other:  # It is served after what arrived before.
-            other.open("nonsense")
-            assert other.receive() is not None
+        serves_after_what_arrived_before(served)
         assert served.used_bytes == nothing_more <= server_connection.UNREAD_MAX_BYTES + SIZE
         served.go_on.release(20)
         for _ in range(20):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -39,6 +41,7 @@ class RowMaker:
         """
         self._schema = schema
         self._as_read = pa.schema([field.with_type(_as_read(field.type, field.name)) for field in schema])
+        self._has_floats = any(_has_floats(field.type) for field in self._as_read)
         self._separator = os.fsencode(key_separator)  # lines are bytes, in whatever encoding
         self._typed = not schema.equals(DEFAULT_SCHEMA)
         self._skip_bad = skip_bad
@@ -102,6 +105,8 @@ class RowMaker:
             raise pa.ArrowInvalid("it does not begin with a brace")  # Arrow crashes where the first line is `null`.
         if not all(map(self._is_one_object, objects)):
             raise pa.ArrowInvalid("it is more than one object")
+        if self._has_floats:
+            objects = [with_numbers(text, self._as_read) if _TEXT_OF_NUMBER.search(text) else text for text in objects]
         table = self._parsed(b"\n".join(objects))
         table.validate(full=True)  # Arrow reads texts that are not UTF-8 without a look at them.
         there = [field for field in self._schema if field.name in table.column_names]
@@ -153,6 +158,44 @@ def _as_read(kind: pa.DataType, path: str) -> pa.DataType:
     return kind
 
 
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind) or pa.types.is_list(kind):
+        return any(_has_floats(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def with_numbers(text: bytes, fields: Iterable[pa.Field]) -> bytes:
+    """The object with NaN and Infinity as Arrow reads them, where the text of them stands for a number.
+
+    JSON has no such numbers. `consume` writes their text, as Spark does.
+    """
+    try:
+        json.loads(text, object_pairs_hook=_named_once)
+        columns = _COLUMNS.decode(text)
+    except UNDECODABLE:
+        return text  # Arrow says what is wrong, or takes it.
+    for field in fields:
+        if field.name in columns:
+            columns[field.name] = msgspec.Raw(_with_number(bytes(columns[field.name]), field.type))
+    return msgspec.json.encode(columns)
+
+
+def _named_once(pairs: list[tuple[str, object]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a column is named twice")
+
+
+def _with_number(text: bytes, kind: pa.DataType) -> bytes:
+    if pa.types.is_floating(kind) and _TEXT_OF_NUMBER.fullmatch(text):
+        return text[1:-1]
+    if pa.types.is_struct(kind) and text.startswith(b"{"):
+        return with_numbers(text, kind)
+    if pa.types.is_list(kind) and text.startswith(b"["):
+        values = [_with_number(bytes(value), kind.value_type) for value in _VALUES.decode(text)]
+        return b"[" + b",".join(values) + b"]"
+    return text
+
+
 class _NoSeparatorError(ValueError):
     """A line has no separator."""
 
@@ -160,6 +203,10 @@ class _NoSeparatorError(ValueError):
 _UNFIT = (pa.ArrowInvalid, _NoSeparatorError)
 
 _BEFORE_OBJECTS = codecs.BOM_UTF8 + b" \t\r\n"
+
+_TEXT_OF_NUMBER = re.compile(rb'"(?:NaN|-?Infinity)"')
+_COLUMNS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VALUES = msgspec.json.Decoder(list[msgspec.Raw])
 
 _ONE_VALUE = msgspec.json.Decoder(msgspec.Raw)
 """Looks only where a value ends."""

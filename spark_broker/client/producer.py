@@ -55,6 +55,7 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.interrupts import interruptible
+from spark_broker.left_open import close_at_end
 from spark_broker.model import GroupMetadata, RecordMetadata, TopicPartition
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.transport.origin import Origin
@@ -124,6 +125,7 @@ class Producer(OfOneProcess):
         self._lock = threading.Lock()
         self._closed = False
         self._closer = 0  # the thread whose `close` is under way, or was interrupted: the next one finishes it
+        close_at_end(self)
 
     def append(self, topic: str, data: object, *, partition: int | None = None) -> Future[list[RecordMetadata]]:
         """Append a RecordBatch, Table, pandas frame, list of dicts, or what has `__arrow_c_stream__` (polars, duckdb).
@@ -347,8 +349,7 @@ class Producer(OfOneProcess):
             if self._closed and self._closer != threading.get_ident():
                 return
             self._closed, self._closer = True, threading.get_ident()
-        limit_ms = self._config.delivery_timeout_ms + 5000 if given_s is None else given_s * 1000
-        deadline = Deadline.after_ms(limit_ms)
+        deadline = Deadline.after_ms(self._config.delivery_timeout_ms + 5000 if given_s is None else given_s * 1000)
         if self._transactions is not None:
             try:
                 self._transactions.close(deadline.remaining_ms)

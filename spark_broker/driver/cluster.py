@@ -28,6 +28,7 @@ from spark_broker.driver.room import check_resource, check_settings_for_room, ch
 from spark_broker.driver.session import LOOPBACK, check_session
 from spark_broker.driver.view import ClusterStatus, cluster_status, to_html
 from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError, UnknownServerError
+from spark_broker.left_open import close_left
 from spark_broker.model import ClusterDescription
 from spark_broker.process_limits import limit_reached
 from spark_broker.threads import begin
@@ -308,7 +309,7 @@ class BrokerCluster:
     def _at_exit(self) -> None:
         """Stop the cluster, and the session with it, when the driver's Python ends without `stop`. The ending JVM would
         otherwise start executors, with a flood of errors."""
-        _do_all((self.stop, self._end_session))
+        _do_all((close_left, self.stop, self._end_session))
 
     def _end_session(self) -> None:
         if not is_stopped(self._spark.sparkContext):

@@ -266,30 +266,6 @@ def test_json_that_does_not_fit_the_columns_ends_the_input(cluster: FakeCluster,
     assert [row["dest"] for row in cluster.rows("t", 0)] == ["SEA"]
 
 
-@pytest.mark.parametrize("line", [b'{"x": 1e39}', b'{"xs": [0.5, -1e39]}', b'{"deep": {"x": 1e300}}'])
-def test_a_number_that_32_bits_cannot_hold_is_a_bad_line(cluster: FakeCluster, run: Run, line: bytes) -> None:
-    """Story: it was stored as infinity, and acknowledged."""
-    kind = pa.float32()
-    cluster.create("t", schema=pa.schema([("x", kind), ("xs", pa.list_(kind)), ("deep", pa.struct([("x", kind)]))]))
-    fitting = b'{"x":0.5,"xs":[0.10000000149011612,null],"deep":{"x":-0.0}}'
-    ended = run("produce", "t", "--skip-bad", stdin=line + b"\n" + fitting + b"\n")
-    assert ended.status == 0
-    assert "line 1 is no JSON object of the topic's columns: float cannot hold the value" in ended.err
-    assert run("consume", "t", "-o", "value").out.splitlines() == [fitting.decode()]
-
-
-@pytest.mark.parametrize("form", ["table", "json", "value"])
-def test_numbers_that_json_does_not_have_are_text(cluster: FakeCluster, run: Run, form: str) -> None:
-    """Story: NaN and Infinity were `null`, in a table empty: as if there were nothing."""
-    kind = pa.float64()
-    cluster.create("t", schema=pa.schema([("x", kind), ("xs", pa.list_(kind))]))
-    with Producer(cluster.bootstrap) as producer:
-        producer.append("t", [{"x": float("nan"), "xs": [float("inf"), None, float("-inf"), 0.5]}]).result()
-    ended = run("consume", "t", "-o", form)
-    assert "NaN" in ended.out
-    assert '["Infinity",null,"-Infinity",0.5]' in ended.out
-
-
 @pytest.fixture
 def ten(cluster: FakeCluster, run: Run) -> FakeCluster:
     """A topic `t` of two partitions: 0 to 9 in the first, as two batches, and one record in the second."""

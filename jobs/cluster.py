@@ -89,7 +89,7 @@ def main(given: list[str] | None = None) -> int:
             check_claim_of(metadata_dir)  # The controller would raise the same error, but after Spark has started.
         with session(options, settings) as spark:
             stop = stop_on_signals()
-            with started(spark, options, settings) as cluster:
+            with started(spark, options, settings, stop) as cluster:
                 show(cluster)
                 if options.ready_file:
                     write_ready_file(options.ready_file, cluster)
@@ -194,10 +194,18 @@ def master(options: argparse.Namespace) -> str:
 
 
 @contextmanager
-def started(spark: SparkSession, options: argparse.Namespace, settings: ClusterSettings) -> Iterator[BrokerCluster]:
-    """The cluster, stopped in order at the end."""
+def started(
+    spark: SparkSession, options: argparse.Namespace, settings: ClusterSettings, stop: threading.Event
+) -> Iterator[BrokerCluster]:
+    """The cluster, stopped in order at the end. Raises ClosedError if `stop` is set while it starts."""
     config = {**settings.cluster.to_dict(), **settings.topic.to_dict()}
-    with progress() as tell:
+    with progress() as show_progress:
+
+        def tell(what: str, ready: int, needed: int) -> None:
+            if stop.is_set():
+                raise ClosedError("a signal came before the brokers were live: the start is given up")
+            show_progress(what, ready, needed)
+
         cluster = BrokerCluster.start(
             spark,
             options.brokers,

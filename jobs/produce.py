@@ -127,11 +127,15 @@ def read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     return (reader.schema(options.schema) if options.schema else reader).load(options.paths)
 
 
+EVERY_AGE = {"maxFileAge": "36500d"}
+"""Spark leaves out files that are a week older than the newest one it has seen: `mv`, `cp -p` and `tar` bring such."""
+
+
 def write_new_files(spark: SparkSession, options: argparse.Namespace) -> int:
     """Write the files of the directory that were not written before; returns the number of rows."""
     # A stream of files does not look for its schema by itself.
     schema = options.schema or read(spark, options).schema
-    reader = spark.readStream.format(options.format).options(**dict(options.option)).schema(schema)
+    reader = spark.readStream.format(options.format).options(**{**EVERY_AGE, **dict(options.option)}).schema(schema)
     stream = selected(reader.load(options.paths[0]), options.select).writeStream.format(FORMAT)
     stream = stream.options(**write_options(options)).option("checkpointLocation", options.checkpoint)
     return records_until_end((stream if options.follow else stream.trigger(availableNow=True)).start())

@@ -16,8 +16,20 @@ def to_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
+        return listed(str(item) for item in value)
     return str(value)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names as one text, parted by commas. Raises InvalidConfigError for one that would be read as others."""
+    names = list(names)
+    for name in names:
+        if "," in name or name != name.strip() or not name:
+            raise InvalidConfigError(
+                f"{name!r} cannot be in a list: commas part names, and spaces around them do not count",
+                hint="Give it another name.",
+            )
+    return ",".join(names)
 
 
 def converted(kind: type, value: object, name: str) -> object:

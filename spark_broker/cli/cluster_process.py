@@ -171,7 +171,8 @@ def start_detached(application: Application, timeout_s: float) -> ClusterState:
         try:
             return _wait_until_ready(application, process, timeout_s, spinner)
         except BaseException:
-            end_process(process.pid, STOP_TIMEOUT_S)
+            if not end_process(process.pid, STOP_TIMEOUT_S):
+                note(f"the application (pid {process.pid}) still ends; its log is {log_file(application.ready_file)}")
             raise
 
 

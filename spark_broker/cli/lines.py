@@ -138,11 +138,12 @@ class RowMaker:
 
 
 def _as_read(kind: pa.DataType, path: str) -> pa.DataType:
-    """The type in which Arrow reads JSON of a column: dates as the text that people write; floats of 32 bits with 64.
+    """The type in which Arrow reads JSON of a column: dates and local times as the text that people write; floats of 32
+    bits with 64.
 
-    Arrow itself reads a number that is too large for 32 bits as infinity.
+    Arrow itself reads a number that is too large for 32 bits as infinity, and takes the zone away from a time.
     """
-    if pa.types.is_date(kind):
+    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
         return pa.string()
     if pa.types.is_float32(kind):
         return pa.float64()

@@ -70,11 +70,14 @@ class HistoryReader:
                 yield from consumed
             start = until
 
-    def first_since(self, partition: int, timestamp_us: int) -> int | None:
-        """The first offset of the partition's history with this timestamp (us since 1970) or a later one."""
+    def first_since(self, partition: int, timestamp_us: int, log_start: int) -> int | None:
+        """The first offset before the log with this timestamp (us since 1970) or a later one.
+
+        From `log_start` on the log decides: it also has records that the table refused, or lacks since.
+        """
         # Rows of deleted records stay in the table until the next run of the tierer deletes them.
         start, end = self._topic.history_of(partition)
-        return self._table.first_since(Rows(partition, start, end), timestamp_us)
+        return self._table.first_since(Rows(partition, start, min(end, log_start)), timestamp_us)
 
     def _consumed(
         self, batch: pa.RecordBatch, offsets: np.ndarray[Any, Any], partition: int, names: Sequence[str]
@@ -121,8 +124,9 @@ def first_in_tables(
 ) -> dict[TopicPartition, int]:
     """The first offset of the topic's history at or after a time (us since 1970), by partition.
 
-    Only of partitions whose history begins before their log and has such a record. `logs`: of these partitions, and
-    maybe others. Raises as `HistoryReader` does, if a table has to be searched.
+    Only of partitions that have such a record before their log. `logs`: of these partitions, and maybe others, as their
+    leaders answered for the same times; `topics` as metadata shows them since. Raises as `HistoryReader` does, if a
+    table has to be searched.
     """
     readers: dict[str, HistoryReader] = {}
     first: dict[TopicPartition, int] = {}
@@ -132,7 +136,7 @@ def first_in_tables(
             continue
         if tp.topic not in readers:
             readers[tp.topic] = HistoryReader(topic)
-        offset = readers[tp.topic].first_since(tp.partition, time_us)
+        offset = readers[tp.topic].first_since(tp.partition, time_us, log_start)
         if offset is not None:
             first[tp] = offset
     return first

@@ -198,9 +198,9 @@ class HistoryTable:
 
     def judged(self, frame: DataFrame, design: TableDesign) -> tuple[DataFrame, int]:
         """The rows that the table accepts, and how many it does not. Raises TieringStoppedError."""
+        design.check_columns(frame.columns)
         if not design.rules(frame.columns) and not design.kept(frame.columns):
             return frame, 0
-        design.check_columns(frame.columns)
         with _failures(f"the rules of the table {self._path} cannot be applied"):
             rows = judged(frame, design)
             count = count_refused(rows, design, frame.columns)

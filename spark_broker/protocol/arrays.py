@@ -99,6 +99,8 @@ def _check_plain(value: object, kind: pa.DataType) -> None:
             raise pa.ArrowInvalid("a date has no time of day and no zone")
     elif isinstance(value, time) and value.tzinfo is not None:
         raise pa.ArrowInvalid("a time of day has no zone")
+    elif isinstance(value, datetime) and value.tzinfo is not None and _is_local(kind):
+        raise pa.ArrowInvalid("a local time has no zone")
     elif isinstance(value, datetime | timedelta) and _has_nanoseconds(value):
         raise pa.ArrowInvalid(f"{kind} has no nanoseconds")
     elif isinstance(value, float | int | np.floating) and pa.types.is_float32(kind):
@@ -108,6 +110,18 @@ def _check_plain(value: object, kind: pa.DataType) -> None:
         fraction = value % 1 if math.isfinite(value) else 0
         if fraction:
             raise pa.ArrowInvalid(f"{kind} has no fractions")
+    elif (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and _becomes_integer(value):
+        raise pa.ArrowInvalid(f"{type(value).__name__} is no integer")
+
+
+def _is_local(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is None
+
+
+def _becomes_integer(value: object) -> bool:
+    """Whether `pa.array` would ask a number of another library for its whole part."""
+    known = hasattr(value, "__index__") or isinstance(value, np.generic)
+    return hasattr(value, "__int__") and not known
 
 
 def _has_nanoseconds(value: datetime | timedelta) -> bool:
@@ -235,6 +249,8 @@ def _floats(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None
 def _moments(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     """As for Arrow, a datetime without a zone is UTC."""
     moments = cast("Sequence[datetime | None]", values)
+    if kind.tz is None and any(moment is not None and moment.tzinfo is not None for moment in moments):
+        raise _UnknownValuesError("a local time has no zone")
     return _integers([0 if moment is None else to_us(moment) for moment in moments], kind, valid)
 
 

@@ -1,7 +1,8 @@
 """How a column of Arrow becomes one of the topic's type, or is refused: no value is changed on the way.
 
-Arrow's safe casts change some: they round a float to a decimal, make it infinite, and take the time of day from an
-instant that becomes a date. Its cast of a list view makes an invalid list, or one with other values (Arrow 24).
+Arrow's safe casts change some: they round a float to a decimal, and a decimal to a float, make a float infinite, and
+take the time of day from an instant that becomes a date. Its cast of a list view makes an invalid list, or one with
+other values (Arrow 24).
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def _changed(before: pa.Array, after: pa.Array) -> pa.Array | None:
     source, target = before.type, after.type
     if pa.types.is_floating(source) and pa.types.is_float32(target):
         return pc.and_(pc.is_inf(after), pc.is_finite(before))
-    rounds = pa.types.is_floating(source) and pa.types.is_decimal(target)
+    kinds = (source, target)
+    rounds = any(map(pa.types.is_floating, kinds)) and any(map(pa.types.is_decimal, kinds))
     if rounds or (pa.types.is_timestamp(source) and pa.types.is_date(target)):
         return pc.not_equal(after.cast(source), before)
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -84,8 +85,10 @@ def _check_text(field: pa.Field, depth: int) -> None:
         _check_text(field.type.field(number), depth + 1)
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def conform(batch: pa.RecordBatch, schema: pa.Schema, *, local_is_utc: bool = True) -> pa.RecordBatch:
     """The batch with this (normalized) schema: columns match by name, missing nullable ones are null, casts are safe.
+
+    `local_is_utc`: local times fit columns of points in time, as UTC's. (Spark would take them by its session's zone.)
 
     Raises SchemaMismatchError, naming the column and both types, for an unknown or missing column, nulls where none may
     be, or a cast that could lose or reinterpret values.
@@ -99,7 +102,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if schema.get_field_index(name) < 0:
             kind = batch.schema.field(name).type
             raise SchemaMismatchError(f"unknown column {name!r} ({kind})" + nearest(name, schema.names))
-    arrays = [_conformed_column(batch, field) for field in schema]
+    arrays = [_conformed_column(batch, field, local_is_utc=local_is_utc) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -111,7 +114,7 @@ def columns_stored(stored: pa.Schema, names: Sequence[str]) -> list[str]:
     return [name for name in names if stored.get_field_index(name) >= 0] or [stored.names[0]]
 
 
-def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+def _conformed_column(batch: pa.RecordBatch, field: pa.Field, *, local_is_utc: bool) -> pa.Array:
     index = batch.schema.get_field_index(field.name)
     if index < 0:
         if not field.nullable:
@@ -125,8 +128,10 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         )
     if column.type == field.type:
         return column
-    if not _castable(column.type, field.type):
-        raise SchemaMismatchError(f"column {field.name!r} is {column.type}; the topic's schema has {field.type}")
+    if not _castable(column.type, field.type, local_is_utc=local_is_utc):
+        zone = {_family(column.type), _family(field.type)} == {"local time", "point in time"}
+        why = ". Convert it, by the zone that it is meant in" if zone else ""
+        raise SchemaMismatchError(f"column {field.name!r} is {column.type}; the topic's schema has {field.type}{why}")
     try:
         return cast(column, field.type)
     except (pa.ArrowException, ValueError) as error:
@@ -141,26 +146,35 @@ def nearest(name: str, names: list[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; the topic has {', '.join(names)}"
 
 
-def _castable(source: pa.DataType, target: pa.DataType) -> bool:
-    """Only casts within a family: Arrow would also parse numbers from text, or take integers for instants."""
+def _castable(source: pa.DataType, target: pa.DataType, *, local_is_utc: bool) -> bool:
+    """Only casts within a family: Arrow would also parse numbers from text, or take integers for points in time.
+
+    A point in time never becomes a local time, or a date: whose zone would count?
+    """
+    castable = partial(_castable, local_is_utc=local_is_utc)
     if pa.types.is_dictionary(source):
-        return _castable(source.value_type, target)
+        return castable(source.value_type, target)
     if isinstance(source, pa.BaseExtensionType):
-        return _castable(source.storage_type, target)
+        return castable(source.storage_type, target)
     if pa.types.is_null(source):
         return True
     if is_any_list(source) and pa.types.is_list(target):
-        return _castable(source.value_type, target.value_type)
+        return castable(source.value_type, target.value_type)
     if pa.types.is_map(source) and pa.types.is_map(target):
-        return _castable(source.key_type, target.key_type) and _castable(source.item_type, target.item_type)
+        return castable(source.key_type, target.key_type) and castable(source.item_type, target.item_type)
     if pa.types.is_struct(source) and pa.types.is_struct(target):
-        return _castable_struct(source, target)
-    return _family(source) == _family(target) is not None
+        return _castable_struct(source, target, castable)
+    families = _family(source), _family(target)
+    return families[0] == families[1] is not None or (local_is_utc and families == ("local time", "point in time"))
 
 
-def _castable_struct(source: pa.StructType, target: pa.StructType) -> bool:
+def _castable_struct(
+    source: pa.StructType, target: pa.StructType, castable: Callable[[pa.DataType, pa.DataType], bool]
+) -> bool:
     target_types = {field.name: field.type for field in target}
-    return all(field.name in target_types and _castable(field.type, target_types[field.name]) for field in source)
+    if len({field.name for field in source}) < source.num_fields:
+        return False  # Arrow would keep one of two fields with the same name.
+    return all(field.name in target_types and castable(field.type, target_types[field.name]) for field in source)
 
 
 def _family(kind: pa.DataType) -> str | None:
@@ -168,7 +182,8 @@ def _family(kind: pa.DataType) -> str | None:
         "boolean": (pa.types.is_boolean,),
         "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
         "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, *_BINARY),
-        "instant": (pa.types.is_date, pa.types.is_timestamp),
+        "local time": (pa.types.is_date, lambda kind: pa.types.is_timestamp(kind) and kind.tz is None),
+        "point in time": (pa.types.is_timestamp,),
         "time": (pa.types.is_time,),
         "duration": (pa.types.is_duration,),
     }
@@ -226,7 +241,7 @@ def _stored_leaf(kind: pa.DataType, path: str) -> pa.DataType:
     family = _family(kind)
     if family == "text":
         return pa.binary() if any(test(kind) for test in _BINARY) else pa.string()
-    if family == "instant" and pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind):
         return TIMESTAMP_TYPE if kind.tz is not None else pa.timestamp("us")
     if family == "time":
         return pa.time64("us")

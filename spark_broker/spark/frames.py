@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spark_broker.config import AdminConfig
 from spark_broker.errors import InvalidDataError, SparkBrokerError
-from spark_broker.setting_values import to_text
+from spark_broker.setting_values import listed, to_text
 from spark_broker.spark.refusals import invalid_option
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def read_topic(
     from spark_broker.client import given
 
     topic, streaming = given.topic_name(topic), given.flag(stream, "stream")
-    chosen = {} if columns is None else {"columns": ",".join(given.texts(columns, "columns"))}
+    chosen = {} if columns is None else {"columns": listed(given.texts(columns, "columns"))}
     texts = {name: given.text(to_text(value), name) for name, value in options.items()}
     values = {"bootstrap.servers": servers_of(spark, bootstrap_servers), **texts, **chosen}
     frame = (spark.readStream if streaming else spark.read).format(FORMAT).options(**values).load(topic)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_broker.client import given
 from spark_broker.errors import InvalidDataError, UnsupportedSparkError
-from spark_broker.setting_values import to_text
+from spark_broker.setting_values import listed, to_text
 from spark_broker.spark.frames import FORMAT, is_remote, servers_of
 from spark_broker.spark.refusals import invalid_option
 
@@ -60,7 +60,7 @@ def stream_history(
         texts["startingOffsets"] = "earliest"
     stream = spark.readStream.format(FORMAT).options(**texts, **{"bootstrap.servers": servers, "ranges": "true"})
     of_read = {name: text for name, text in texts.items() if name.lower() not in (*_OF_THE_STREAM, *_OF_LIMITS)}
-    chosen = {} if columns is None else {"columns": ",".join(given.texts(columns, "columns"))}
+    chosen = {} if columns is None else {"columns": listed(given.texts(columns, "columns"))}
     read = {**of_read, **chosen, "bootstrap.servers": servers}
 
     def run(ranges: DataFrame, number: int) -> None:

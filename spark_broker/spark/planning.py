@@ -123,9 +123,11 @@ def resolve_bound(
             return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
         case ByTimestamp():
             times_us = {tp: bound.of(tp) for tp in infos}
-            first = first_in_tables({topic.name: topic for topic in topics}, times_us, logs)
-            offsets = _look_up(metadata, options, {tp: times_us[tp] for tp in infos if tp not in first}, deadline)
-            return first | {tp: _timed(options, bound, tp, info, infos[tp]) for tp, info in offsets.items()}
+            offsets = _look_up(metadata, options, times_us, deadline)
+            named = {topic.name: topic for topic in newest(metadata, topics)}
+            first = first_in_tables(named, times_us, offsets)
+            later = {tp: info for tp, info in offsets.items() if tp not in first}
+            return first | {tp: _timed(options, bound, tp, info, infos[tp]) for tp, info in later.items()}
 
 
 def newest(metadata: ClusterMetadata, topics: Sequence[TopicView]) -> list[TopicView]:

@@ -140,7 +140,7 @@ def topic_rows(rows: pa.RecordBatch, mapping: ColumnMapping, target: Target) -> 
     arrays = [rows.column(at) for at, _ in mapping.columns]
     named = pa.RecordBatch.from_arrays(arrays, names=[name for _, name in mapping.columns])
     try:
-        return conform(named, target.schema)
+        return conform(named, target.schema, local_is_utc=False)
     except SchemaMismatchError as error:
         raise SchemaMismatchError(f"topic {target.name!r}: {error.message}") from None
 

@@ -1,6 +1,8 @@
-"""Numbers of 32 bits, NaN and Infinity: lines of JSON store what they say, and `consume` writes lines of it again."""
+"""Numbers of 32 bits, NaN and Infinity, times: lines of JSON store what they say, and `consume` writes them again."""
 
 from __future__ import annotations
+
+from datetime import datetime
 
 import pyarrow as pa
 import pytest
@@ -57,3 +59,16 @@ def test_other_text_in_place_of_a_number_is_a_bad_line(cluster: FakeCluster, run
     cluster.create("t", schema=pa.schema([("x", pa.float64())]))
     ended = run("produce", "t", "--skip-bad", "-o", "json", stdin=line + b'\n{"x":"NaN"}\n')
     assert (ended.status, ended.json["records"], ended.json["skipped"]) == (0, 1, 1)
+
+
+def test_a_local_time_has_no_zone(cluster: FakeCluster, run: Run) -> None:
+    """Story: the zone was dropped, and another time was stored."""
+    kind = pa.timestamp("us")
+    cluster.create("t", schema=pa.schema([("at", kind), ("all", pa.list_(kind))]))
+    line = b'{"at":"2020-01-01T00:00:00.5","all":["2020-01-02 03:04:05",null]}'
+    bad = [b'{"at":"2020-01-01T00:00:00+05:00"}', b'{"all":["2020-01-01T00:00:00Z"]}', b'{"at":"soon"}', b'{"at":5}']
+    ended = run("produce", "t", "--skip-bad", "-o", "json", stdin=b"\n".join([*bad, line]))
+    assert (ended.status, ended.json["records"], ended.json["skipped"]) == (0, 1, len(bad))
+    (row,) = cluster.rows("t", 0)
+    moments = datetime(2020, 1, 1, microsecond=500_000), datetime(2020, 1, 2, 3, 4, 5)  # noqa: DTZ001
+    assert row == {"at": moments[0], "all": [moments[1], None]}

@@ -632,7 +632,7 @@ class FakeCluster:
         if isinstance(spec.at, int):
             offset = -1
         if isinstance(spec.at, int) and spec.at <= APPEND_TIME_MS * 1000 and part.log:
-            offset = part.log[0].header.base_offset
+            offset = max(part.log[0].header.base_offset, part.log_start_offset)
         first = next((i for i, f in enumerate(part.log) if f.header.next_offset > spec.start), 0)
         lengths = [f.header.length for f in part.log[first:] if f.header.next_offset <= offset]
         fitting = sum(total <= spec.max_bytes for total in itertools.accumulate(lengths))

@@ -116,8 +116,8 @@ def test_everything_comes_once_and_in_order(cluster: FakeCluster) -> None:
 
 @pytest.mark.usefixtures("table")
 def test_offsets_are_found_in_the_table_and_in_the_log(cluster: FakeCluster, consumer: Consumer) -> None:
-    """Most of the table's records are an hour apart. There is no record at 7 and 8."""
-    moments = {0: 0, 1: 1, 2: 2, 7: 9, 19: 19, 29: 29}
+    """Most of the table's records are an hour apart. There is no record at 7 and 8. The log's records are later."""
+    moments = {0: 0, 1: 1, 2: 2, 7: 9, 19: 19, 29: LOG_START}
     with Admin(cluster.bootstrap) as admin:
         for offset, expected in moments.items():
             moment = from_us(time_of(offset))
@@ -125,6 +125,18 @@ def test_offsets_are_found_in_the_table_and_in_the_log(cluster: FakeCluster, con
             assert admin.list_offsets({T0: moment}) == {T0: expected}
         assert admin.list_offsets({T0: "earliest"}) == consumer.beginning_offsets([T0]) == {T0: 0}
         assert admin.list_offsets({T0: "latest"}) == consumer.end_offsets([T0]) == {T0: END}
+
+
+def test_a_time_finds_a_record_that_the_log_has_and_the_table_lacks(
+    cluster: FakeCluster, table: Path, consumer: Consumer
+) -> None:
+    """Story: a table had refused rows (a CHECK constraint). A lookup by time named the record behind them, and whoever
+    began there passed them over."""
+    DeltaTable(str(table)).delete(f"_offset >= {LOG_START} AND _offset < {LOG_START + 3}")
+    moment = from_us(time_of(LOG_START - 1) + 1)
+    assert consumer.offsets_for_times({T0: moment}) == {T0: LOG_START}
+    with Admin(cluster.bootstrap) as admin:
+        assert admin.list_offsets({T0: moment}) == {T0: LOG_START}
 
 
 @pytest.mark.usefixtures("table")

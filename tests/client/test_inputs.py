@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -98,6 +99,16 @@ WITHIN: dict[str, Callable[[pa.Array, pa.DataType], tuple[pa.Array, pa.DataType]
 """Values within something, and the type of the column that is to take it."""
 
 
+class Measure:
+    """A number of another library (torch, sympy): Python's `int` and `float` work on it."""
+
+    def __int__(self) -> int:
+        return 1
+
+    def __float__(self) -> float:
+        return 1.75
+
+
 CHANGED = [
     (pa.int32(), 1.5),
     (pa.int64(), Decimal("3.5")),
@@ -125,6 +136,13 @@ CHANGED = [
     (pa.timestamp("us"), pd.Timestamp(1_500)),
     (pa.duration("us"), pd.Timedelta(1, "ns")),
     (pa.time64("us"), time(12, tzinfo=UTC)),
+    (pa.int64(), Fraction(3, 2)),
+    (pa.int64(), Measure()),
+    (pa.timestamp("us"), Measure()),
+    (pa.list_(pa.int32()), [Fraction(7, 2)]),
+    (pa.timestamp("us"), datetime(2026, 1, 1, tzinfo=UTC)),
+    (pa.timestamp("us"), pd.Timestamp("2026-01-01", tz="Europe/Rome")),
+    (pa.list_(pa.timestamp("us")), pd.Series([pd.Timestamp("2026-01-01", tz="Europe/Rome")])),
 ]
 
 
@@ -146,7 +164,10 @@ def test_a_value_of_which_only_a_part_would_be_kept_is_refused(kind: pa.DataType
         (pa.list_(pa.float32()), np.array([0.1, math.nan])),
         (pa.list_(pa.int8()), np.array([2.0])),
         (pa.list_(pa.timestamp("us", "UTC")), np.array(["2026-01-01"], "datetime64[us]")),
-        (pa.list_(pa.timestamp("us")), pd.Series([pd.Timestamp("2026-01-01", tz="Europe/Rome")])),
+        (pa.list_(pa.timestamp("us", "UTC")), pd.Series([pd.Timestamp("2026-01-01", tz="Europe/Rome")])),
+        (pa.timestamp("us"), datetime(2026, 1, 1)),  # noqa: DTZ001
+        (pa.timestamp("us", "UTC"), datetime(2026, 1, 1)),  # noqa: DTZ001
+        (pa.int64(), np.int8(5)),
         (pa.timestamp("us"), pd.Timestamp(1_000)),
         (pa.duration("us"), pd.Timedelta(1, "us")),
         (pa.time64("us"), time(12)),
@@ -163,7 +184,9 @@ def test_what_a_column_can_hold_is_taken(kind: pa.DataType, value: object) -> No
         (pa.float32(), pa.array([1.0, 1e300])),
         (pa.int32(), pa.array([1.0, 1.5])),
         (pa.date32(), pa.array([datetime(2026, 1, 1), datetime(2026, 1, 1, 3)])),  # noqa: DTZ001
-        (pa.date32(), pa.array([0, 3600_000_000], pa.timestamp("us", "UTC"))),
+        (pa.float64(), pa.array([Decimal("0.10"), Decimal("12345678901234567.89")])),
+        (pa.float64(), pa.array([Decimal(2**53), Decimal(2**53 + 1)], pa.decimal128(38, 0))),
+        (pa.float32(), pa.array([Decimal("0.5"), Decimal("0.123456789")])),
     ],
 )
 @pytest.mark.parametrize("within", WITHIN)
@@ -184,3 +207,26 @@ def test_send_takes_a_topic_that_was_made_again_without_columns(cluster: FakeClu
             producer.send("t", b"x").result(10)
         cluster.create("t")
         assert producer.send("t", b"x").result(10).offset == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (pa.timestamp("us"), pa.array([0], pa.timestamp("us", "America/New_York"))),
+        (pa.timestamp("us"), pa.array([0], pa.timestamp("us", "UTC"))),
+        (pa.date32(), pa.array([0], pa.timestamp("us", "UTC"))),
+    ],
+)
+@pytest.mark.parametrize("within", WITHIN)
+def test_a_point_in_time_becomes_no_local_time(kind: pa.DataType, source: pa.Array, within: str) -> None:
+    """Story: noon of New York was stored as 17:00."""
+    rows, column = WITHIN[within](source, kind)
+    with pytest.raises(SchemaMismatchError, match=r"column 'c' is .*; the topic's schema has"):
+        conformed(pa.table({"c": rows}), view_of(pa.schema([("c", column)])))
+
+
+def test_a_struct_with_two_fields_of_one_name_is_refused() -> None:
+    """Story: the first one was stored, and the other one was gone."""
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    with pytest.raises(SchemaMismatchError, match="column 'c' is struct<x: int64, x: int64>; the topic's schema has"):
+        conformed(pa.table({"c": twice}), view_of(pa.schema([("c", pa.struct([("x", pa.int64())]))])))

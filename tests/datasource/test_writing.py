@@ -250,6 +250,8 @@ def test_a_dataframe_that_does_not_fit_is_refused_when_it_is_planned(
         ({"value": pa.array([1])}, "column 'value' is int64; the topic's schema has binary"),
         ({"value": pa.array(["a"]), "partition": pa.array(["1"])}, "column 'partition' is string"),
         ({"value": pa.array(["a"]), "headers": pa.array(["1"])}, "column 'headers' is string"),
+        # Spark would go by its session's zone.
+        ({"value": pa.array(["a"]), "timestamp": pa.array([0], pa.timestamp("us"))}, "Convert it, by the zone"),
     ],
 )
 def test_what_is_no_record_of_kafka_is_refused_when_it_is_planned(

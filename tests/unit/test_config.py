@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_broker.client.topic_changes import settings_of
 from spark_broker.config import (
     ClusterConfig,
     ProducerConfig,
@@ -87,3 +88,13 @@ def test_values_may_be_text_and_come_back_as_text() -> None:
     config = ProducerConfig.parse({"linger.ms": "7", "enable.idempotence": "false", "bootstrap.servers": "a:1,b:2"})
     assert (config.linger_ms, config.enable_idempotence, config.bootstrap_servers) == (7, False, ("a:1", "b:2"))
     assert ProducerConfig.parse(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("name", ["a,b", " a", "a ", ""])
+def test_a_name_that_would_be_read_as_others_is_in_no_list(name: str) -> None:
+    """Story: the column `a,b` as the key made the columns `a` and `b` the key."""
+    with pytest.raises(InvalidConfigError, match="cannot be in a list"):
+        settings_of({"key.columns": ["id", name]})
+    with pytest.raises(InvalidConfigError, match="cannot be in a list"):
+        TopicConfig.parse({"key.columns": ("id", name)}).to_dict()
+    assert settings_of({"key.columns": ["id", "a b"]}) == {"key.columns": "id,a b"}

@@ -1,0 +1,32 @@
+"""What a user's table asks of rows, as Delta's log has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_broker.errors import TieringStoppedError
+from spark_broker.history.design import VARCHAR, TableDesign
+
+
+def design_of(kind: object, declared: str) -> TableDesign:
+    field: dict[str, Any] = {"name": "c", "type": kind, "nullable": True, "metadata": {VARCHAR: declared}}
+    return TableDesign.of("/lake/t", {"type": "struct", "fields": [field]}, {}, ())
+
+
+@pytest.mark.parametrize("declared", ["varchar(10)", "char(10)"])
+def test_the_length_of_a_text_is_a_rule(declared: str) -> None:
+    design = design_of("string", declared)
+    design.check_columns(["c"])
+    assert [rule.condition for rule in design.rules(["c"])] == ["length(`c`) <= 10 OR `c` IS NULL"]
+
+
+@pytest.mark.parametrize("declared", ["array<varchar(10)>", "struct<x1:varchar(5)>", "map<string,char(2)>"])
+def test_lengths_inside_of_a_column_stop_tiering_and_say_so(declared: str) -> None:
+    """Story: the rule was that the array has a length of at most 10, or the struct one of 1. Spark refused it, and the
+    reason pointed at nothing that the user had done."""
+    design = design_of({"type": "array", "elementType": "string", "containsNull": True}, declared)
+    with pytest.raises(TieringStoppedError, match=r"column 'c' of the table /lake/t is .*Make these texts STRING"):
+        design.check_columns(["c"])
+    assert design.rules(["c"]) == []

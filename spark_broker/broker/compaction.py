@@ -128,6 +128,7 @@ class PartitionCompaction:
         with self._partition.lock:
             self._check()
             self._log.mark_cleaned(cleaner.cleaned())
+            self._partition.replica.swept(self._log.cleaned.clean_to)
             self._partition.lines.compacted(cleaner.result)
 
     def _cleaner(self) -> Cleaner:

@@ -23,10 +23,11 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.state_lock import StateLock
 from spark_broker.controller.image import TopicState
+from spark_broker.core.batch import NO_PRODUCER
 from spark_broker.core.replica import ACKS_ALL
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
-    KafkaStorageError,
+    NotLeaderOrFollowerError,
     OffsetNotAvailableError,
     SparkBrokerError,
 )
@@ -39,6 +40,9 @@ READ_BYTES = 4_194_304
 
 AGAIN_MS = 5000
 """A shard whose log cannot be read is tried again after this time."""
+
+REFUSED_AGAIN_MS = 1000
+"""A shard whose append was refused is loaded again after this time: its log may be long, and is read as a whole."""
 
 FOR_EVER_MS = 2**62
 """An append has no deadline: it is committed, or the leadership ends."""
@@ -69,6 +73,12 @@ class Led(Generic[S]):
     def check_leadership(self) -> None:
         """Call this before an answer that needs no append. Raises NotLeaderOrFollowerError when the lease has ended."""
         self.partition.reader.offsets(self.leader_epoch)
+
+    def check_takes(self) -> None:
+        """Call this before a decision that is to be appended. Raises what refuses every append now, but for a disk."""
+        with self.partition.lock:
+            self.partition.check_lease(writing=True)
+            self.partition.replica.prepare_append(self.leader_epoch, ACKS_ALL, NO_PRODUCER, -1, -1)
 
 
 class CoordinatorRuntime(ABC, Generic[S]):
@@ -185,14 +195,19 @@ class CoordinatorRuntime(ABC, Generic[S]):
             self._unload(current)
         now_ms = self._clock.boottime_ms()
         if now_ms < self._again_ms.get(number, 0):
-            raise CoordinatorNotAvailableError(f"{partition} could not be read, and is tried again soon")
+            raise CoordinatorNotAvailableError(f"{partition} could not be read or written, and is tried again soon")
         try:
             led = self._shards[number] = self._load(number, partition)
-        except KafkaStorageError:
-            self._again_ms[number] = now_ms + AGAIN_MS  # A part cannot be read: others would wait for each try.
+        except (NotLeaderOrFollowerError, CoordinatorNotAvailableError):
+            raise  # It was not read.
+        except SparkBrokerError:
+            self._pause(number, AGAIN_MS)  # A part cannot be read: others would wait for each try.
             raise
         self._loaded(led)
         return led
+
+    def _pause(self, number: int, pause_ms: int) -> None:
+        self._again_ms[number] = self._clock.boottime_ms() + pause_ms
 
     def _load(self, number: int, partition: Partition) -> Led[S]:
         """Read the whole log. Raises NotLeaderOrFollowerError, or CoordinatorNotAvailableError while it is not known

@@ -205,6 +205,7 @@ class GroupCoordinator(GroupShards):
         """
         with _coordinator_errors(), self._turn():
             led = self._asked(group_id)
+            led.check_takes()  # A shard has at once what it decides: a refused append throws it away.
             try:
                 decision = event(led)
             except SparkBrokerError as error:

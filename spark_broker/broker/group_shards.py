@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.commit_order import CommitOrder
-from spark_broker.broker.coordinator_runtime import CoordinatorRuntime, Led
+from spark_broker.broker.coordinator_runtime import REFUSED_AGAIN_MS, CoordinatorRuntime, Led
 from spark_broker.broker.group_messages import (
     heartbeat_response,
     topics_of,
@@ -223,8 +223,10 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         try:
             for rows in row_batches([encode_record(record) for record in decision.records]):
                 self._append(led, rows)
-        except SparkBrokerError:
+        except SparkBrokerError as error:
             self._unload(led)
+            if not isinstance(error, NotLeaderOrFollowerError):
+                self._pause(led.number, REFUSED_AGAIN_MS)
             raise
         for effect in decision.effects:
             match effect:

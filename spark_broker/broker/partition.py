@@ -104,7 +104,7 @@ class Partition(GuardedStorage):
             dropping = topic.drops_what_is_tiered and topic.table_ends != self.topic.table_ends
             self.topic = topic
             self._log.configure(topic)
-            self._carry_out(self.replica.configure(topic.config.min_insync_replicas, topic.deleted_before(self.key[1])))
+            self.replica.configure(topic.config.min_insync_replicas, topic.deleted_before(self.key[1]))
             before = self.lines.before()
             if self.replica.begins_anew(assignment, beginning := topic.beginning(self.key[1])):
                 self._begin_at(beginning.offset)
@@ -423,7 +423,7 @@ class Partition(GuardedStorage):
     def records_deleted(self, offset: int) -> int:
         """The controller has recorded that records before `offset` are deleted. Returns where the partition begins."""
         with self.lock:
-            self._carry_out(self.replica.configure(self.replica.min_insync_replicas, offset))
+            self.replica.configure(self.replica.min_insync_replicas, offset)
             self._drop_deleted()
             self.wake_listeners()  # A reader may wait at an undecided transaction that is deleted.
             return self.replica.first_offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,7 @@ from spark_broker.errors import (
     PolicyViolationError,
 )
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas
-from spark_broker.protocol.frame import COMPRESSED, TRANSACTIONAL, BatchHeader, Frame
+from spark_broker.protocol.frame import COMPRESSED, CONTROL, TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.stored_run import StoredRun
 
 if TYPE_CHECKING:
@@ -86,6 +87,12 @@ def can_judge(header: BatchHeader, replica: Replica, leader_epoch: int) -> bool:
     return leads and header.next_offset > replica.log_start_offset
 
 
+def is_outdated(header: BatchHeader, replica: Replica) -> bool:
+    """Whether compaction has rewritten the batch since it was read, and forgotten whether it was aborted."""
+    undecided = header.row_count and header.attributes & TRANSACTIONAL and not header.attributes & CONTROL
+    return bool(undecided) and header.base_offset < replica.producers.transactions.swept_to
+
+
 class LastLookup:
     """The last look-up by time. `answered`: by time, first batch to look at, first offset and topic: the answer.
 
@@ -129,7 +136,7 @@ class PartitionReader:
         With `read_committed`, aborted batches are left out too, and the bound is the last stable offset."""
         read = self.read_all(leader_epoch, offset, max_bytes, read_committed=read_committed)
         with self._lock:
-            if read.frames and not can_judge(read.frames[0].header, self._replica, read.leader_epoch):
+            if read.frames and not self._can_judge([frame.header for frame in read.frames], read.leader_epoch):
                 return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request raises the error.
             frames = [f for f in read.frames if not is_left_out(f.header, self._replica, read_committed=read_committed)]
         return replace(read, frames=frames)
@@ -141,12 +148,19 @@ class PartitionReader:
         if not runs:
             return PartitionGrant([], replace(read, next_offset=offset))
         with self._lock:
-            if not can_judge(runs[0].headers[0], self._replica, read.leader_epoch):
+            if not self._can_judge([header for run in runs for header in run.headers], read.leader_epoch):
                 return PartitionGrant([], replace(read, next_offset=offset))  # The next request raises the error.
             left_out = partial(is_left_out, replica=self._replica, read_committed=read_committed)
             kept = [piece for run in runs for piece in run.without(left_out)]
         last = runs[-1].headers[-1]
         return PartitionGrant(kept, replace(read, next_offset=last.next_offset, next_epoch=last.leader_epoch))
+
+    def _can_judge(self, headers: Sequence[BatchHeader], leader_epoch: int) -> bool:
+        """Under the lock: whether the replica still knows which of these consecutive batches were aborted."""
+        if not can_judge(headers[0], self._replica, leader_epoch):
+            return False
+        swept = headers[0].base_offset < self._replica.producers.transactions.swept_to
+        return not (swept and any(is_outdated(header, self._replica) for header in headers))
 
     def read_all(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
         """Like `read`, with markers and aborted batches."""
@@ -188,7 +202,8 @@ class PartitionReader:
             header = self._partition.guard_storage(lambda: log.header_for_timestamp(timestamp_us), reads=True)
             if header is None or header.base_offset >= end:
                 return None
-            position = header.base_offset
+            # A log may begin within a batch: a leader's retention moves it to the end of a batch of the leader's.
+            position = max(header.base_offset, replica.first_offset)
             lookup = (timestamp_us, header, replica.first_offset, self._partition.topic)
             known = self._last_lookup.answered
             if known is not None and known[0] == lookup and self._shows(header, leader_epoch, read_committed):
@@ -196,9 +211,11 @@ class PartitionReader:
         # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
         while position < end:
             frame = self._partition.read_log(position, 1, end)[0]
-            position = frame.header.next_offset
             with self._lock:
                 replica.check_leader(leader_epoch)
+                if is_outdated(frame.header, replica):
+                    continue  # It is read again.
+                position = frame.header.next_offset
                 if not self._shows(frame.header, leader_epoch, read_committed):
                     continue
                 first_offset = replica.first_offset

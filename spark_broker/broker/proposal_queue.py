@@ -7,6 +7,7 @@ When the outcome of a request is not known, the proposal is repeated: the replic
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
@@ -20,6 +21,7 @@ from spark_broker.protocol.messages import (
     AlterPartitionResponse,
     IsrMember,
 )
+from spark_broker.protocol.messages.control import ISR_CHANGES_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +58,14 @@ class ProposalQueue:
         return taken
 
     def take(self) -> Proposals:
-        """All proposals that wait: they share a request. `settled` or `put_back` must follow."""
+        """Proposals that wait, those that wait longest first, as many as a request takes. `settled` or `put_back` must
+        follow.
+        """
         invariant(self.is_due, "a second request with ISR proposals")
         self._is_out = True
-        taken, self._waiting = self._waiting, {}
+        taken = dict(islice(self._waiting.items(), ISR_CHANGES_MAX))
+        for key in taken:
+            del self._waiting[key]
         return taken
 
     def settled(self) -> None:

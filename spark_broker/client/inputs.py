@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError, SchemaMismatchError
 from spark_broker.protocol.arrays import array_of, repeated, scalar_of, to_numpy
-from spark_broker.protocol.arrow_message import encoded_batch
+from spark_broker.protocol.arrow_message import MAX_ROWS, encoded_batch
 from spark_broker.protocol.schema import conform
 from spark_broker.times import LATEST_US
 
@@ -112,12 +112,13 @@ def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> 
     As on the broker, the size before compression counts: a reader needs room for it.
     """
     limit = topic.settings.max_message_bytes
-    if fits(batch, limit):
+    if batch.num_rows <= MAX_ROWS and fits(batch, limit):
         return [batch]
     size = pa.ipc.get_record_batch_size(batch) + METADATA_BYTES
     if not divisible or batch.num_rows == 1:
         raise MessageTooLargeError(
-            f"a batch of {batch.num_rows} rows is about {size} bytes; max.message.bytes of {topic.name!r} is {limit}"
+            f"a batch of {batch.num_rows} rows is about {size} bytes; max.message.bytes of {topic.name!r} is {limit}, "
+            f"and a batch has at most {MAX_ROWS} rows"
         )
     rows = max(1, min(batch.num_rows // 2, batch.num_rows * min(SLICE_BYTES, limit) // size))
     slices = (sliced(batch, start, rows) for start in range(0, batch.num_rows, rows))

@@ -194,7 +194,7 @@ class Replica(Machine[ReplicaStanding]):
         if self.role is Role.STOPPED:
             return []
         if (assignment.leader_epoch, assignment.partition_epoch) < (current.leader_epoch, current.partition_epoch):
-            return []
+            return self._advance_high_watermark()
         event = self._assigned(assignment)
         self.assignment = assignment
         match event:
@@ -641,13 +641,22 @@ class Replica(Machine[ReplicaStanding]):
         self.purge_offset = max(self.purge_offset, purge_offset)
 
     @event
+    def swept(self, offset: int) -> None:
+        """The shell has ended a pass of compaction over what is below the offset."""
+        self._move(ReplicaEvent.COMPACTED)
+        self.producers.transactions.swept(offset)
+
+    @event
     def expire_producers(self, before_ms: int) -> list[int]:
         """Forget idle producers: those whose last append has an append time before `before_ms` (UTC)."""
         return self.producers.expire(before_ms)
 
     @event
-    def configure(self, min_insync_replicas: int, deleted_before: int = 0) -> list[Effect]:
-        """The topic's min.insync.replicas, and before which offset its records were deleted."""
+    def configure(self, min_insync_replicas: int, deleted_before: int = 0) -> None:
+        """The topic's min.insync.replicas, and before which offset its records were deleted.
+
+        What that commits is found by the `assign` that follows: settings and ISR belong together. A minimum that was
+        lowered since another leader was elected would commit what the old leader alone has.
+        """
         self.min_insync_replicas = min_insync_replicas
         self.deleted_before = max(self.deleted_before, deleted_before)
-        return self._advance_high_watermark()

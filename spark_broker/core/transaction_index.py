@@ -42,6 +42,7 @@ class TransactionIndex:
         """`ongoing`: producer ids with the offsets at which their transactions begin."""
         self._ongoing = dict(sorted(ongoing, key=lambda began: began[1]))
         self._ended: deque[EndedTransaction] = deque()  # Their markers may not be committed yet.
+        self.swept_to = 0  # Below it, compaction has left no aborted batch, and no mark of a transaction on the others.
         self._aborted: dict[int, list[AbortedTransaction]] = {}
         for transaction in sorted(aborted, key=lambda transaction: transaction.last_offset):
             self._aborted.setdefault(transaction.producer_id, []).append(transaction)
@@ -58,6 +59,7 @@ class TransactionIndex:
     def copy(self) -> TransactionIndex:
         other = TransactionIndex(self._ongoing.items(), self.aborted())
         other._ended = self._ended.copy()
+        other.swept_to = self.swept_to
         return other
 
     def ongoing(self) -> list[tuple[int, int]]:
@@ -110,8 +112,19 @@ class TransactionIndex:
 
     def start_at(self, log_start_offset: int) -> None:
         """Forget aborted transactions that retention has removed."""
+        self._forget_aborted(log_start_offset)
+
+    def swept(self, offset: int) -> None:
+        """A pass of compaction has rewritten what is below this offset. Forget aborted transactions that ended there.
+
+        Where nothing moves the log start, there would be more and more of them.
+        """
+        self.swept_to = max(self.swept_to, offset)
+        self._forget_aborted(offset)
+
+    def _forget_aborted(self, before: int) -> None:
         for producer_id, transactions in list(self._aborted.items()):
-            kept = [transaction for transaction in transactions if transaction.last_offset >= log_start_offset]
+            kept = [transaction for transaction in transactions if transaction.last_offset >= before]
             if kept:
                 self._aborted[producer_id] = kept
             else:

@@ -65,7 +65,8 @@ def open_store(url: str) -> ClaimStore:
         if protocol in ("file", "local"):
             store = LocalStore(_local_path(url))
         elif protocol in CONDITIONAL_PUT_PROTOCOLS:
-            filesystem, root = fsspec.core.url_to_fs(url)
+            with _as_os_error():
+                filesystem, root = fsspec.core.url_to_fs(url)
             store = ObjectStore(filesystem, root)
         else:
             raise MetadataStoreError(f"metadata.dir {url}: {protocol} is not known to create files exclusively")
@@ -204,8 +205,22 @@ class LocalStore:
         remove(os.path.join(self._path, name))
 
 
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Adapters of fsspec raise what their clients raise: errors of botocore, Azure, aiohttp. Here each is an OSError.
+
+    The result is not known then, and the call may be made again.
+    """
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
 class ObjectStore:
-    """An object store through fsspec; `create` is one conditional PUT."""
+    """An object store through fsspec; `create` is one conditional PUT. Raises OSError."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._filesystem = filesystem
@@ -219,17 +234,20 @@ class ObjectStore:
 
     def create(self, name: str, data: bytes) -> bool:
         try:
-            self._filesystem.pipe_file(self._path(name), data, mode="create")
+            with _as_os_error():
+                self._filesystem.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
             return False
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        self._filesystem.pipe_file(self._path(name), data)
+        with _as_os_error():
+            self._filesystem.pipe_file(self._path(name), data)
 
     def read(self, name: str) -> bytes | None:
         try:
-            return bytes(self._filesystem.cat_file(self._path(name)))
+            with _as_os_error():
+                return bytes(self._filesystem.cat_file(self._path(name)))
         except FileNotFoundError:
             return None
 
@@ -237,13 +255,15 @@ class ObjectStore:
         return sorted(self._names())
 
     def _names(self) -> Iterator[str]:
-        self._filesystem.invalidate_cache()  # listings are cached per process; another writer's file must show
         try:
-            for path in self._filesystem.ls(self._root, detail=False):
-                yield str(path).rsplit("/", 1)[-1]
+            with _as_os_error():
+                self._filesystem.invalidate_cache()  # listings are cached per process; another writer's file must show
+                paths = list(self._filesystem.ls(self._root, detail=False))
         except FileNotFoundError:
             return
+        for path in paths:
+            yield str(path).rsplit("/", 1)[-1]
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _as_os_error():
             self._filesystem.rm_file(self._path(name))

@@ -47,7 +47,11 @@ from spark_broker.protocol.message_head import VALUE_BYTES, EncodedBatch, Head, 
 from spark_broker.protocol.row_offsets import Deltas, decode_row_offsets, encode_row_offsets
 from spark_broker.protocol.schema import schema_from_bytes, schema_to_bytes
 
-MAX_ROWS = 2**31 - 1
+MAX_ROWS = 1 << 22
+"""Of a batch that is appended. Booleans take an eighth of a byte each, and what is computed for each row takes more: a
+batch of 16 MiB could have 134 million rows, and every look at it would take a gigabyte.
+"""
+
 _PLACEHOLDER = b"0" * VALUE_BYTES
 _LAYOUTS_KEPT = 1024
 
@@ -152,7 +156,7 @@ def encoded_batch(
     Slices are encoded without the rows around them. Raises InvalidDataError for an empty batch.
     """
     if not 0 < batch.num_rows <= MAX_ROWS:
-        raise InvalidDataError(f"a micro-batch of {batch.num_rows} rows")
+        raise InvalidDataError(f"a micro-batch of {batch.num_rows} rows; it may have 1 to {MAX_ROWS}")
     return _encode(
         batch,
         BatchHeader(
@@ -342,6 +346,8 @@ def validate(message: Buffer, layout: BatchLayout, *, max_uncompressed_bytes: in
         raise CorruptMessageError(f"a client may not set attributes {head.header.attributes:#x}")
     check_head(message, head)
     _check_shape(head.metadata, layout)
+    if head.header.row_count > MAX_ROWS:
+        raise MessageTooLargeError(f"the batch has {head.header.row_count} rows; the limit is {MAX_ROWS}")
     _check_body(message, head.metadata, max_uncompressed_bytes)
     buffer = pa.py_buffer(message)
     if crc32c(buffer.slice(head.metadata.head_bytes)) != head.body_crc:
@@ -452,13 +458,25 @@ def _check_body(message: Buffer, metadata: MessageMetadata, max_uncompressed_byt
     for length, nulls in metadata.nodes:
         if not 0 <= nulls <= length:
             raise CorruptMessageError(f"a column of {length} rows with {nulls} nulls")
+    total = _body_bytes(message, metadata)
+    if total > max_uncompressed_bytes:
+        raise MessageTooLargeError(f"the batch is {total} bytes uncompressed; the limit is {max_uncompressed_bytes}")
+
+
+def inflated_bytes(frame: Frame) -> int:
+    """How many bytes the buffers of a stored batch have once they are inflated. Raises CorruptMessageError."""
+    if not frame.header.attributes & COMPRESSED:
+        return frame.header.length
+    return _body_bytes(frame.message, read_metadata(frame.message))
+
+
+def _body_bytes(message: Buffer, metadata: MessageMetadata) -> int:
     total, body_bytes, compressed = 0, metadata.body_bytes, metadata.compression is not None
     for offset, length in metadata.buffers:
         if offset < 0 or length < 0 or offset + length > body_bytes or offset % 8:
             raise CorruptMessageError(f"a buffer at {offset} of {length} bytes in a body of {body_bytes} bytes")
         total += _inflated_bytes(message, metadata, offset, length) if compressed else length
-    if total > max_uncompressed_bytes:
-        raise MessageTooLargeError(f"the batch is {total} bytes uncompressed; the limit is {max_uncompressed_bytes}")
+    return total
 
 
 def _inflated_bytes(message: Buffer, metadata: MessageMetadata, offset: int, length: int) -> int:

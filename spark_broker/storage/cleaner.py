@@ -18,6 +18,7 @@ from spark_broker.core.batch import batch_info
 from spark_broker.core.compaction import Cleaned, CompactionRules, Fate
 from spark_broker.errors import StorageFullError
 from spark_broker.protocol.arrays import from_mask, to_numpy
+from spark_broker.protocol.arrow_message import MAX_ROWS
 from spark_broker.protocol.frame import CONTROL, ENTRY_BYTES, TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.keyed_rows import KeyedRows, Mask, offsets_of
@@ -28,7 +29,10 @@ from spark_broker.storage.segment import Segment
 from spark_broker.storage.segment_swap import CompactedSegment, write_compacted
 
 CHUNK_BYTES = 16_777_216
-"""About so many bytes of batches are in memory at a time."""
+"""About so many bytes of batches are in memory at a time, stored and inflated."""
+
+CHUNK_ROWS = MAX_ROWS
+"""Of about so many rows it is in memory at a time which keys and offsets they have."""
 
 ROWS_MAX = 20_000_000
 """Of at most about so many rows it is in memory which of them are left."""
@@ -156,7 +160,7 @@ class Cleaner:
     def _chunks(self, segment: Segment, from_offset: int = 0) -> Iterator[Chunk]:
         for chunk in self._view.chunks(segment, CHUNK_BYTES, from_offset):
             self._pace(len(chunk.data))
-            yield chunk
+            yield from chunk.parts(CHUNK_BYTES, CHUNK_ROWS)
 
     def _note_what_is_new(self) -> int:
         """Fill the map of keys. Returns up to which offset (exclusive) it has all of them."""

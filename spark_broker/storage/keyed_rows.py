@@ -80,11 +80,11 @@ class KeyedRows:
         try:
             with native_calls:
                 table = _read_stream(stream, fields)
+            columns = [table.column(name).combine_chunks() for name in names]
         except MemoryError:
             raise  # It says nothing of the bytes. ArrowMemoryError is an ArrowException, too.
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptMessageError(f"stored batches do not decode: {error}") from None
-        columns = [table.column(name).combine_chunks() for name in names]
         return pa.RecordBatch.from_arrays(columns, names=list(names))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_broker.errors import OffsetOutOfRangeError
+from spark_broker.protocol.arrow_message import inflated_bytes
 from spark_broker.protocol.frame import BatchHeader, Frame
 from spark_broker.storage.extent import extent
 from spark_broker.storage.index import (
@@ -73,6 +74,27 @@ class Chunk(NamedTuple):
     def next_offset(self) -> int:
         """The offset after the last batch."""
         return self.frames[-1].header.next_offset
+
+    def parts(self, bytes_max: int, rows_max: int) -> Iterator[Chunk]:
+        """The chunk in parts with at most so many rows, and so many bytes once they are inflated.
+
+        A batch that has more is alone. Raises CorruptMessageError.
+        """
+        sizes = [inflated_bytes(frame) for frame in self.frames]
+        if sum(sizes) <= bytes_max and self.row_count <= rows_max:
+            yield self
+            return
+        first = position = 0
+        while first < len(self.frames):
+            end, left_bytes, left_rows, begins = first, bytes_max, rows_max, position
+            while end < len(self.frames) and (
+                end == first or (sizes[end] <= left_bytes and self.frames[end].header.row_count <= left_rows)
+            ):
+                header = self.frames[end].header
+                left_bytes, left_rows = left_bytes - sizes[end], left_rows - header.row_count
+                position, end = position + header.length, end + 1
+            yield Chunk(self.frames[first:end], self.data[begins:position])
+            first = end
 
 
 class LogView(NamedTuple):

@@ -14,6 +14,9 @@ Offsets = npt.NDArray[np.int64]
 _JOIN_ROWS = 500_000
 """So many rows wait before they are joined with the keys known: each join looks at all keys."""
 
+_KEY_BYTES_MAX = 1 << 30
+"""Arrow's arrays have at most 2 GiB of bytes."""
+
 _NOT_FOUND = scalar_of(-1, pa.int32())
 
 
@@ -21,8 +24,8 @@ class OffsetMap:
     """Keys are compared as they are, not by a hash that two keys could share."""
 
     def __init__(self, max_bytes: int) -> None:
-        """It counts as full from `max_bytes` of keys and offsets on. A batch more may come then."""
-        self._max_bytes = max_bytes
+        """It counts as full from `max_bytes` of keys and offsets on, a GiB at most. A batch more may come then."""
+        self._max_bytes = min(max_bytes, _KEY_BYTES_MAX)
         self._keys: pa.Array = pa.nulls(0, pa.binary())
         self._offsets = np.empty(0, np.int64)
         self._waiting: list[tuple[pa.Array, Offsets]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -449,6 +450,78 @@ def test_lookups_by_time_find_what_is_left(lone: CompactedPartition) -> None:
     assert reader.offset_at(lone.leader_epoch, 0, read_committed=True)[0] == 1  # type: ignore[index]
     since = lone.clock.wall_ms() - 5_000
     assert reader.offset_at(lone.leader_epoch, since * 1000, read_committed=True)[0] == 2  # type: ignore[index]
+
+
+@pytest.fixture
+def with_aborted(lone: CompactedPartition) -> CompactedPartition:
+    """Five aborted transactions, and a committed one of the same producer."""
+    for epoch in range(6):
+        offset = lone.put((b"k", b"%d" % epoch), pid=7, epoch=epoch, txn=True)
+        lone.finish(7, epoch + 1, committed=epoch == 3, offsets=[offset])
+    lone.roll()
+    assert len(lone.partition.replica.producers.transactions.aborted()) == 5
+    return lone
+
+
+def test_aborted_transactions_are_forgotten_once_their_records_are_gone(with_aborted: CompactedPartition) -> None:
+    """Story: only the log start made a replica forget them, and that of a compacted log never moves."""
+    with_aborted.compact()
+    assert with_aborted.partition.replica.producers.transactions.aborted() == []
+    assert [value for _, key, value in with_aborted.rows() if key == b"k"] == [b"3"]
+    offset = with_aborted.put((b"k", b"more"), pid=7, epoch=6, txn=True)
+    with_aborted.finish(7, 7, committed=False, offsets=[offset])
+    assert [value for _, key, value in with_aborted.consumed() if key == b"k"] == [b"3"]
+    with_aborted.check()
+
+
+@pytest.mark.parametrize("way", ["read", "grant", "offset_at"])
+def test_a_read_that_a_pass_overtakes_shows_nothing_that_was_aborted(
+    with_aborted: CompactedPartition, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    partition, epoch = with_aborted.partition, with_aborted.leader_epoch
+    passes: list[int] = []
+
+    def overtaken(read: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: int) -> object:
+            found = read(*arguments)
+            if not passes:
+                passes.append(with_aborted.compact())
+            return found
+
+        return call
+
+    for name in ("read_log", "locate"):
+        monkeypatch.setattr(partition, name, overtaken(getattr(partition, name)))
+    if way == "offset_at":
+        found = partition.reader.offset_at(epoch, 0, read_committed=True)
+        assert found is not None
+        assert found[0] == 6
+    elif way == "read":
+        read = partition.reader.read(epoch, 0, 1 << 20, read_committed=True)
+        assert (read.frames, read.next_offset) == ([], 0)
+    else:
+        grant = partition.reader.grant(epoch, 0, 1 << 20, read_committed=True)
+        assert (grant.runs, grant.read.next_offset) == ([], 0)
+    assert passes
+    again = partition.reader.read(epoch, 0, 1 << 20, read_committed=True)
+    assert [frame.header.base_offset for frame in again.frames][:1] == [6]
+
+
+def test_lookups_by_time_work_where_the_log_begins_within_a_gap(lone: CompactedPartition) -> None:
+    """Story: replicas compact by themselves, and a leader's retention moves the log start to the end of one of its own
+    batches. That was within a gap of the next leader's, where each lookup of an earlier time failed.
+    """
+    for n in range(8):
+        lone.put((b"k", b"%d" % n))
+    lone.roll()
+    lone.compact()
+    gap = next(iter(lone.partition.log.headers(0)))
+    assert gap.next_offset > 4
+    lone.partition.replica.advance_log_start(4)  # as a follower does
+    lone.partition.log.advance_log_start(4)
+    found = lone.partition.reader.offset_at(lone.leader_epoch, 0, read_committed=True)
+    assert found is not None
+    assert found[0] == 7
 
 
 def test_a_record_without_a_key_is_refused_and_loses_nothing(lone: CompactedPartition) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.coordinator_runtime import REFUSED_AGAIN_MS, Led
 from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.internal_records import encode_rows
 from spark_broker.broker.lease import SETTLED_MS, Lease
@@ -18,6 +19,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.reply import Answer
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import PartitionRegistration
+from spark_broker.core.groups.machine import GroupShard
 from spark_broker.core.groups.records import OldCommit, OldOffsetKey, OldOffsetValue, encode_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
@@ -25,6 +27,7 @@ from spark_broker.errors import (
     InvalidRequestError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
+    StorageFullError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
@@ -311,6 +314,59 @@ def test_the_order_of_commits_outlasts_an_append_that_is_refused(rig: GroupRig) 
     coordinator.tick()
     assert isinstance(late(coordinator, 5, 1), InvalidRequestError)
     assert committed(coordinator, "g") == [9]
+
+
+def test_commits_that_the_log_does_not_take_throw_nothing_away(rig: GroupRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: while the ISR was too small, each commit had the whole log of the shard read again, under the lock of all
+    groups.
+    """
+    coordinator = rig.coordinator()
+    assert commit(coordinator, "g", 1) == [EmptyResponse()]
+    loads: list[Partition] = []
+    load = GroupCoordinator._load
+
+    def counted(self: GroupCoordinator, number: int, partition: Partition) -> Led[GroupShard]:
+        loads.append(partition)
+        return load(self, number, partition)
+
+    monkeypatch.setattr(GroupCoordinator, "_load", counted)
+    rig.log().replica.configure(2)
+    for _ in range(5):
+        with pytest.raises(CoordinatorNotAvailableError, match="1 of the 2 replicas"):
+            commit(coordinator, "g", 2)
+        coordinator.tick()
+    assert committed(coordinator, "g") == [1], "who only asks is answered"
+    rig.log().replica.configure(1)
+    assert commit(coordinator, "g", 3) == [EmptyResponse()]
+    assert not loads
+
+
+def test_a_shard_whose_append_was_refused_is_not_read_again_at_once(
+    rig: GroupRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no one can know before: a disk without room."""
+    clock = HeldClock()
+    coordinator = GroupCoordinator(rig.brokers[0].manager, ClusterConfig(), clock=clock)
+    assert commit(coordinator, "g", 1) == [EmptyResponse()]
+    appends = 0
+
+    def full(*_: object) -> None:
+        nonlocal appends
+        appends += 1
+        raise StorageFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.log(), "append", full)
+        with pytest.raises(StorageFullError):
+            commit(coordinator, "g", 2)
+        for _ in range(5):
+            with pytest.raises(CoordinatorNotAvailableError, match="tried again soon"):
+                commit(coordinator, "g", 2)
+            coordinator.tick()
+    assert appends == 1
+    clock.passed_ms += REFUSED_AGAIN_MS
+    assert committed(coordinator, "g") == [1]
+    assert commit(coordinator, "g", 3) == [EmptyResponse()]
 
 
 def test_a_commit_for_another_leadership_is_sent_again(rig: GroupRig) -> None:

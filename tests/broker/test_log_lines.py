@@ -9,17 +9,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from spark_broker.broker.log_format import JSON, TEXT, fields_of, formatter
-from spark_broker.broker.proposal_queue import ProposalQueue, announce, settle, still_open
+from spark_broker.broker.proposal_queue import ProposalQueue, announce, request_of, settle, still_open
 from spark_broker.broker.replica_lines import FLAPPING_MS, ConnectionLines
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.slow import SlowLog
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.core.replica import Diverging, Fetched, LeaderAndIsr
 from spark_broker.errors import IneligibleReplicaError, NetworkError, UnknownTopicOrPartitionError
-from spark_broker.protocol.messages import AlterIsrResult, AlterPartitionResponse, ReplicaStateResponse
+from spark_broker.protocol.messages import (
+    AlterIsrResult,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ReplicaStateResponse,
+)
+from spark_broker.protocol.messages.control import ISR_CHANGES_MAX
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import LonePartition
 from tests.broker.test_fetch_session import append, elect
@@ -68,6 +75,30 @@ def test_what_a_leader_asks_for_is_said_once_with_the_reason(caplog: pytest.LogC
     assert lines(caplog) == [
         "t-0: asks for ISR (1, 2) in leader epoch 7: broker 3 ends at 120, the leader at 500",
     ]
+
+
+def test_a_request_has_no_more_proposals_than_the_controller_takes() -> None:
+    """Story: with more than 10,000 that waited, each request was refused whole, and no ISR of the broker changed."""
+    waiting, topic = ProposalQueue(), "0" * 32
+    for number in range(ISR_CHANGES_MAX + 5):
+        waiting.add((topic, number), ProposeIsr(7, 12, ((1, 5), (2, 6))))
+    first = waiting.take()
+    assert list(first) == [(topic, number) for number in range(ISR_CHANGES_MAX)]
+    assert len(decoded(request_of(_numbered(), first)).changes) == ISR_CHANGES_MAX
+    waiting.settled()
+    assert waiting.is_due
+    second = waiting.take()
+    assert list(second) == [(topic, ISR_CHANGES_MAX + number) for number in range(5)]
+    waiting.settled()
+    assert not waiting.is_due
+
+
+def _numbered() -> ReplicaManager:
+    return cast("ReplicaManager", SimpleNamespace(broker_id=1, broker_epoch=1))
+
+
+def decoded(request: AlterPartitionRequest) -> AlterPartitionRequest:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=AlterPartitionRequest)
 
 
 class _Current:

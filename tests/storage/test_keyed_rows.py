@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_broker.errors import CorruptMessageError
-from spark_broker.protocol.arrow_message import decode_batch, encode_batch, encode_compacted
+from spark_broker.protocol.arrow_message import decode_batch, encode_batch, encode_compacted, inflated_bytes
 from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.keys import key_array
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -112,3 +112,22 @@ def test_a_compacted_batch_among_others_keeps_its_offsets() -> None:
     chunk = chunk_of([keyed_frame(90, (b"a", b"b")), compacted, only(frame, [])])
     assert offsets_of(chunk).tolist() == [90, 100, 149]
     assert KAFKA.keys(chunk).to_pylist() == [b"a", b"0", b"49"]
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_chunk_is_divided_by_what_it_inflates_to(compression: str | None) -> None:
+    """Story: batches of a megabyte of zeros are stored as a kilobyte each. 16 MiB of them were inflated to 16 GiB at
+    once, at each start of every broker.
+    """
+    frames = [keyed_frame(n, (bytes(1000 * n), b"x"), first=n == 0, compression=compression) for n in range(10)]
+    whole = chunk_of(frames)
+    assert list(whole.parts(1 << 20, 1 << 20)) == [whole]
+    parts = list(whole.parts(10_000, 1 << 20))
+    assert len(parts) > 3
+    assert [frame for part in parts for frame in part.frames] == frames
+    assert b"".join(part.data for part in parts) == whole.data
+    assert [key for part in parts for key in KAFKA.keys(part).to_pylist()] == KAFKA.keys(whole).to_pylist()
+    for part in parts:
+        assert len(part.frames) == 1 or sum(map(inflated_bytes, part.frames)) <= 10_000
+    assert [part.row_count for part in whole.parts(1 << 20, 3)] == [3, 3, 3, 1]
+    assert [part.row_count for part in whole.parts(1, 1)] == [1] * 10

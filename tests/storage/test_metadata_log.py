@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -550,6 +551,55 @@ def test_the_object_store_asks_for_a_conditional_put() -> None:
     store.delete("a")
     store.delete("a")
     assert store.names() == []
+
+
+class ClientError(Exception):
+    """What botocore, Azure's client or aiohttp raises while an endpoint cannot be reached: no OSError."""
+
+
+class UnreachableFileSystem:
+    """A file system of fsspec whose next call of an operation fails."""
+
+    def __init__(self) -> None:
+        self._filesystem = fsspec.filesystem("memory", skip_instance_cache=True)
+        self.fails: BaseException | None = None
+
+    def __getattr__(self, name: str) -> object:
+        def call(*arguments: object, **options: object) -> object:
+            failure, self.fails = self.fails, None
+            if failure is not None:
+                raise failure
+            return getattr(self._filesystem, name)(*arguments, **options)
+
+        return call
+
+
+def test_an_object_store_that_cannot_be_reached_for_a_moment_ends_nothing() -> None:
+    """Story: the adapters raise other errors than OSError. One look at the store ended the controller, and with it the
+    whole cluster.
+    """
+    filesystem = UnreachableFileSystem()
+    store = ObjectStore(filesystem, f"/unreachable-{uuid.uuid4().hex}")
+    calls: list[Callable[[], object]] = [
+        lambda: store.create("2", b"b"),
+        lambda: store.put("claim", b"c"),
+        lambda: store.read("1"),
+        store.names,
+        lambda: store.delete("1"),
+    ]
+    for call in calls:
+        filesystem.fails = ClientError("Could not connect to the endpoint URL")
+        with pytest.raises(OSError, match="ClientError: Could not connect"):
+            call()
+        filesystem.fails = MemoryError()
+        with pytest.raises(MemoryError):
+            call()
+    log = MetadataLog(store, wait=lambda _: None)
+    for epoch in range(3):
+        filesystem.fails = ClientError("Could not connect to the endpoint URL")
+        log.append([*([] if epoch else [ClusterRecord("c")]), ControllerEpochRecord(epoch, "w" * 32, "h", 1, 1)])
+        filesystem.fails = ClientError("Could not connect to the endpoint URL")
+        log.check_current()
 
 
 def test_nothing_is_read_from_or_written_into_another_directory_that_the_path_leads_to(tmp_path: Path) -> None:

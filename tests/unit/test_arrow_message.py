@@ -19,8 +19,10 @@ from spark_broker.errors import (
     SchemaMismatchError,
     SparkBrokerError,
 )
+from spark_broker.protocol import arrow_message
 from spark_broker.protocol.arrow_message import (
     FEW_ROWS,
+    MAX_ROWS,
     ParsedBatch,
     assign,
     decode_batch,
@@ -265,6 +267,20 @@ def test_a_small_message_that_claims_to_be_huge_is_refused_before_it_is_inflated
         struct.pack_into("<q", message, metadata.head_bytes + offset, claimed)
         with pytest.raises((CorruptMessageError, MessageTooLargeError)):
             check(resealed(message))
+
+
+def test_a_batch_of_very_many_rows_is_refused() -> None:
+    """Story: 134 million booleans are 16 MiB, and a few hundred bytes on the wire. A look-up by time took 2 GiB."""
+    schema = pa.schema([("c", pa.bool_())])
+    most = pa.record_batch([pa.nulls(MAX_ROWS, pa.bool_())], schema=schema)
+    message = encode_batch(most, compression="zstd")
+    assert check(message, schema, limit=1 << 24).num_rows == MAX_ROWS
+    with pytest.raises(InvalidDataError, match=f"{MAX_ROWS + 1} rows"):
+        encode_batch(pa.record_batch([pa.nulls(MAX_ROWS + 1, pa.bool_())], schema=schema))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_message, "MAX_ROWS", MAX_ROWS - 1)
+        with pytest.raises(MessageTooLargeError, match="rows; the limit is"):
+            check(message, schema, limit=1 << 24)
 
 
 def test_string_offsets_that_point_outside_are_refused() -> None:

@@ -25,6 +25,9 @@ from spark_broker.protocol.messages.common import (
     TopicId,
 )
 
+ISR_CHANGES_MAX = 10_000
+"""Of one request."""
+
 ANY_INCARNATION = "*"
 """Stands for incarnations of which a log directory has no list."""
 
@@ -205,7 +208,7 @@ class AlterPartitionRequest(Message, frozen=True):
 
     broker_id: BrokerId
     broker_epoch: Epoch
-    changes: Annotated[list[AlterIsr], Meta(max_length=10_000)]
+    changes: Annotated[list[AlterIsr], Meta(max_length=ISR_CHANGES_MAX)]
 
 
 class AlterIsrResult(Message, frozen=True):

@@ -320,5 +320,34 @@ def test_lowering_the_minimum_lets_what_everybody_in_the_isr_has_be_committed() 
     cluster.controller.fence(2, 3)
     cluster.deliver_all()
     cluster.append(1, 10, acks=1)
-    assert [type(effect).__name__ for effect in cluster.replica(1).configure(1)] == ["HighWatermarkAdvanced"]
+    cluster.replica(1).configure(1)
+    cluster.deliver(1)
     assert cluster.replica(1).high_watermark == 1
+
+
+def test_a_minimum_that_is_lowered_with_a_new_leader_commits_nothing_of_the_old_one() -> None:
+    """Story: a broker was cut off while its appends waited for a second replica. It came back to another leader and a
+    lower minimum at once, and its high watermark rose over records that nobody else has."""
+    cluster = Cluster()
+    outcome: Outcome = cluster.append(1, 10)
+    cluster.controller.fence(2, 3)
+    cluster.deliver_all()
+    assert cluster.replica(1).high_watermark == 0
+    cluster.controller.fence(1)
+    cluster.controller.unfence(2)
+    cluster.replica(1).configure(1)
+    cluster.deliver_all()
+    assert cluster.replica(1).assignment.leader == 2
+    assert cluster.replica(1).high_watermark == 0
+    assert outcome.base_offset is None
+
+
+def test_a_minimum_that_is_raised_with_a_smaller_isr_commits_nothing_by_the_old_one() -> None:
+    """Those who have left the ISR may be elected while it is below the minimum."""
+    cluster = Cluster(min_insync_replicas=1)
+    outcome: Outcome = cluster.append(1, 10)
+    cluster.controller.fence(2, 3)
+    cluster.replica(1).configure(2)
+    cluster.deliver_all()
+    assert cluster.replica(1).high_watermark == 0
+    assert outcome.base_offset is None

@@ -198,7 +198,7 @@ def started(
     spark: SparkSession, options: argparse.Namespace, settings: ClusterSettings, stop: threading.Event
 ) -> Iterator[BrokerCluster]:
     """The cluster, stopped in order at the end. Raises ClosedError if `stop` is set while it starts."""
-    config = {**settings.cluster.to_dict(), **settings.topic.to_dict()}
+    config = {**settings.cluster.to_dict(), **settings.topic.given()}
     with progress() as show_progress:
 
         def tell(what: str, ready: int, needed: int) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -77,13 +77,23 @@ class Config:
             if name not in names:
                 raise InvalidConfigError(unknown_setting(name, names))
             parsed[names[name]] = _convert(cls, names[name], value)
-        return cls(**parsed)
+        return cls(**parsed)._naming(values)
 
     def with_values(self, values: Mapping[str, object]) -> Self:
         """A copy with these settings (dotted names) replaced."""
         changed = type(self).parse(values)
         names = self.setting_names()
-        return dataclasses.replace(self, **{names[name]: getattr(changed, names[name]) for name in values})
+        replaced = dataclasses.replace(self, **{names[name]: getattr(changed, names[name]) for name in values})
+        return replaced._naming((*self.given(), *values))
+
+    def _naming(self, names: Iterable[str]) -> Self:
+        object.__setattr__(self, "_named", frozenset(names))
+        return self
+
+    def given(self) -> dict[str, str]:
+        """The settings that somebody has named, whatever they say, as text by dotted name. `parse` takes them back."""
+        named: frozenset[str] = getattr(self, "_named", frozenset())
+        return {name: text for name, text in self.to_dict().items() if name in named}
 
     def to_dict(self) -> dict[str, str]:
         """Every setting as text, by dotted name."""

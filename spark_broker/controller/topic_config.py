@@ -55,7 +55,7 @@ def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str,
     """
     config = defaults.with_values(values)
     _check_table_path(config.delta_path)
-    return _stored(config, _KEPT & values.keys())
+    return _stored(config, _KEPT & config.given().keys())
 
 
 def _check_table_path(path: str) -> None:
@@ -98,7 +98,8 @@ def altered_config(
     cluster = defaults.to_dict()
     changed = {name: cluster.get(name, "") if value is None else value for name, value in values.items()}
     _check_table_path(changed.get("delta.path", ""))
-    explicit = {name for name in _KEPT if (values[name] is not None if name in values else name in current)}
+    named = {name for name, value in values.items() if value is not None or name in defaults.given()}
+    explicit = {name for name in _KEPT if name in (named if name in values else current)}
     return _stored(TopicConfig.parse(current).with_values(changed), explicit)
 
 

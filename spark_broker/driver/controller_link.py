@@ -71,7 +71,7 @@ class ControllerLink:
         `take_over`), InconsistentClusterIdError, and others."""
         config = ControllerConfig(
             cluster=settings.cluster.to_dict(),
-            topic=settings.topic.to_dict(),
+            topic=settings.topic.given(),
             metadata_dir=directories.metadata_dir,
             host=host,
             known_cluster_ids=cluster_ids_in(directories.log_dirs),

@@ -73,7 +73,7 @@ class ProcessCluster:
     def _start_controller(self, port: int = 0, *, accept_older_metadata: bool = False) -> ControllerClient:
         config = ControllerConfig(
             cluster=self.settings.cluster.to_dict(),
-            topic=self.settings.topic.to_dict(),
+            topic=self.settings.topic.given(),
             metadata_dir=str(self.base / "metadata"),
             host=self._controller_host,
             port=port,

@@ -9,7 +9,7 @@ import pytest
 from spark_broker.config import TopicConfig, load_cluster_settings
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.controller.records import TopicConfigRecord
-from spark_broker.controller.topic_config import altered_config
+from spark_broker.controller.topic_config import altered_config, stored_config
 from spark_broker.controller.topics import MAX_PARTITIONS, alter_topic_config
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
@@ -368,3 +368,17 @@ def test_a_deletion_that_comes_late_or_again_deletes_no_newer_topic_of_the_name(
     assert cluster.topic("t").topic_id == again
     with pytest.raises(UnknownTopicOrPartitionError):
         cluster.call(DeleteTopicRequest("t", "ab" * 16))
+
+
+@pytest.mark.parametrize("text", ["604800000", "604800001"])
+def test_retention_that_the_cluster_names_counts_for_tables_whatever_it_is(text: str) -> None:
+    """Story: `retention.ms` under `[topic]` that equals the built-in week was not kept: tables kept their rows for ever."""
+    settings = load_cluster_settings({"retention.ms": text}).topic
+    defaults = TopicConfig.parse(settings.given())  # as the controller's process gets them
+    assert stored_config(defaults, {}) == {"retention.ms": text}
+    assert altered_config(defaults, {}, {"retention.ms": None}) == {"retention.ms": text}
+    assert altered_config(defaults, {"retention.ms": "5"}, {"segment.ms": "99"}) == {
+        "retention.ms": "5",
+        "segment.ms": "99",
+    }
+    assert stored_config(load_cluster_settings({}).topic, {}) == {}

@@ -372,7 +372,7 @@ def test_a_deletion_that_comes_late_or_again_deletes_no_newer_topic_of_the_name(
 
 @pytest.mark.parametrize("text", ["604800000", "604800001"])
 def test_retention_that_the_cluster_names_counts_for_tables_whatever_it_is(text: str) -> None:
-    """Story: `retention.ms` under `[topic]` that equals the built-in week was not kept: tables kept their rows for ever."""
+    """Story: `retention.ms` that equals the built-in week was not kept: tables kept their rows for ever."""
     settings = load_cluster_settings({"retention.ms": text}).topic
     defaults = TopicConfig.parse(settings.given())  # as the controller's process gets them
     assert stored_config(defaults, {}) == {"retention.ms": text}

@@ -71,8 +71,7 @@ class Config:
     @classmethod
     def parse(cls, values: Mapping[str, object]) -> Self:
         """Settings by dotted name; strings are converted. Raises InvalidConfigError."""
-        names = cls.setting_names()
-        parsed: dict[str, object] = {}
+        names, parsed = cls.setting_names(), dict[str, object]()
         for name, value in values.items():
             if name not in names:
                 raise InvalidConfigError(unknown_setting(name, names))
@@ -81,19 +80,17 @@ class Config:
 
     def with_values(self, values: Mapping[str, object]) -> Self:
         """A copy with these settings (dotted names) replaced."""
-        changed = type(self).parse(values)
-        names = self.setting_names()
-        replaced = dataclasses.replace(self, **{names[name]: getattr(changed, names[name]) for name in values})
-        return replaced._naming((*self.given(), *values))
+        changed, names = type(self).parse(values), self.setting_names()
+        fields = {names[name]: getattr(changed, names[name]) for name in values}
+        return dataclasses.replace(self, **fields)._naming({**self.given(), **values})
 
     def _naming(self, names: Iterable[str]) -> Self:
-        object.__setattr__(self, "_named", frozenset(names))
+        self.__dict__["_named"] = frozenset(names)
         return self
 
     def given(self) -> dict[str, str]:
         """The settings that somebody has named, whatever they say, as text by dotted name. `parse` takes them back."""
-        named: frozenset[str] = getattr(self, "_named", frozenset())
-        return {name: text for name, text in self.to_dict().items() if name in named}
+        return {name: text for name, text in self.to_dict().items() if name in getattr(self, "_named", ())}
 
     def to_dict(self) -> dict[str, str]:
         """Every setting as text, by dotted name."""
@@ -102,9 +99,9 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check: Check | None = field.metadata.get("check")
-            if check is not None and not check.accepts(getattr(self, field.name)):
-                name = field.name.replace("_", ".")
-                raise InvalidConfigError(f"{name} = {to_text(getattr(self, field.name))!r}: must be {check.allowed}")
+            value, name = getattr(self, field.name), field.name.replace("_", ".")
+            if check is not None and not check.accepts(value):
+                raise InvalidConfigError(f"{name} = {to_text(value)!r}: must be {check.allowed}")
 
 
 def unknown_setting(name: str, known: Mapping[str, object] | list[str], what: str = "setting") -> str:
@@ -670,10 +667,8 @@ def load_cluster_settings(source: Mapping[str, object] | str | Path | None) -> C
             hint=f"Give the path of a TOML file; what it may have: {page('configuration')}.",
         ) from None
     except OSError as error:
-        raise InvalidConfigError(
-            f"the configuration file {str(path)!r} cannot be read: {error.strerror}",
-            hint="Give the path of a TOML file.",
-        ) from None
+        why = f"the configuration file {str(path)!r} cannot be read: {error.strerror}"
+        raise InvalidConfigError(why, hint="Give the path of a TOML file.") from None
     except UnicodeDecodeError as error:
         raise InvalidConfigError(f"{path} is not UTF-8: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -781,10 +776,10 @@ def keywords_module() -> str:
         "from typing import TypedDict",
     ]
     for cls in (AdminConfig, ConsumerConfig, ProducerConfig):
-        settings = cls.__name__.removesuffix("Config") + "Settings"
-        lines += ["", "", f"class {settings}(TypedDict, total=False):", f'    """{cls.__doc__}"""', ""]
-        fields = [field for field in dataclasses.fields(cls) if field.name not in PARAMETERS]
-        lines += [f"    {field.name}: {_KEYWORD_TYPES[type(field.default)]} | None" for field in fields]
+        name = cls.__name__.removesuffix("Config")
+        lines += ["", "", f"class {name}Settings(TypedDict, total=False):", f'    """{cls.__doc__}"""', ""]
+        fields = (field for field in dataclasses.fields(cls) if field.name not in PARAMETERS)
+        lines += (f"    {field.name}: {_KEYWORD_TYPES[type(field.default)]} | None" for field in fields)
     return "\n".join(lines) + "\n"
 
 
@@ -797,7 +792,7 @@ def write_generated(root: Path) -> list[Path]:
     }
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
-    return list(files)
+    return [*files]
 
 
 if __name__ == "__main__":

@@ -240,8 +240,9 @@ class ConsumerMachine:
 
     def pause(self, tp: TopicPartition, *, paused: bool) -> None:
         """Hand out nothing of the partition, or go on. Raises PolicyViolationError."""
-        self.partition(tp).paused = paused
-        if not paused:
+        position = self.partition(tp)
+        was_paused, position.paused = position.paused, paused
+        if was_paused and not paused:
             self.leaders.break_fetch(tp)
 
     def poll(self) -> tuple[list[ConsumedBatch], bool]:

@@ -194,10 +194,16 @@ def offset_and_metadata(value: object, tp: TopicPartition) -> OffsetAndMetadata:
     """An offset, alone or with its leader epoch and note. Raises InvalidDataError."""
     if not isinstance(value, OffsetAndMetadata):
         return OffsetAndMetadata(whole_number(value, f"the offset of {tp}"))
-    epoch = value.leader_epoch
+    epoch = (
+        None
+        if value.leader_epoch is None
+        else whole_number(value.leader_epoch, f"the leader epoch of {tp}", INT32_BITS)
+    )
+    if epoch is not None and epoch < -1:
+        raise InvalidDataError(f"the leader epoch of {tp} is {epoch}; give it as it was committed, or None")
     return OffsetAndMetadata(
         whole_number(value.offset, f"the offset of {tp}"),
-        None if epoch is None else whole_number(epoch, f"the leader epoch of {tp}", INT32_BITS),
+        None if epoch == -1 else epoch,  # Kafka's word for one that is not known.
         text(value.metadata, f"the metadata of {tp}"),
     )
 

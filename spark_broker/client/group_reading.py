@@ -98,8 +98,8 @@ class GroupReading:
                 self._drop(change)
                 self.membership.released(change.keys)
             case ChangeKind.ASSIGNED:
-                self._add(change)
                 self.membership.took(change.keys)
+                self._add(change)
 
     def take_up(self, now_ms: float) -> bool:
         """Begin at once to read what is assigned, if nothing goes and no listener is to hear of it first. Whether

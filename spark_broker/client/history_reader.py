@@ -201,10 +201,18 @@ class HistoryParts:
 
         Raises as `HistoryReader` does, and OffsetOutOfRangeError where the history begins later now.
         """
+        was_open = self._open is not None
         try:
             return self._part(asked)
         except SparkBrokerError:
-            self._open = None  # A user may have rewritten the files since.
+            self._open = None
+            if not was_open:
+                raise
+        # A user may have rewritten the files since it was opened (OPTIMIZE, VACUUM).
+        try:
+            return self._part(asked)
+        except SparkBrokerError:
+            self._open = None
             raise
 
     def _part(self, asked: ReadHistory) -> list[Prefetched]:

@@ -18,19 +18,21 @@ class HistoryTurns:
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
         self._under_way: ReadHistory | None = None
+        self._parts = 0
 
     def next(self, positions: Iterable[PartitionPosition], view: ClusterView) -> ReadHistory | None:
         """The next part, if there is room for it: that of the partition which has waited longest."""
         if self._under_way is not None:
             return None
-        positions = sorted(positions, key=attrgetter("served"))
+        positions = sorted(positions, key=attrgetter("read"))
         room = self._config.fetch_max_bytes - sum(position.buffered_bytes for position in positions)
         for position in positions:
             topic = view.topic(position.tp.topic)
             full = position.buffered_bytes >= self._config.max_partition_fetch_bytes or room <= 0
             if position.history_end < 0 or position.paused or position.error is not None or topic is None or full:
                 continue
-            position.served += 1
+            self._parts += 1
+            position.read = self._parts
             where = (position.generation, position.fetch_offset, position.history_end)
             self._under_way = ReadHistory(position.tp, topic, *where)
             return self._under_way

@@ -27,11 +27,15 @@ IDLE_WAIT_MAX_MS = 5000
 
 @dataclass(slots=True)
 class _Leader:
-    """A broker that leads partitions of the assignment. `wait_ms`: how long the next long poll waits."""
+    """A broker that leads partitions of the assignment. `wait_ms`: how long the next long poll waits.
+
+    `broken`: the last fetch was broken off, so that the next one is short, and is let end.
+    """
 
     address: Address
     wait_ms: int
     in_flight: Fetch | None = None
+    broken: bool = False
 
 
 class LeaderFetches:
@@ -54,7 +58,7 @@ class LeaderFetches:
         self._partitions = partitions
         self._reset = Start(config.auto_offset_reset)
         self._leaders: dict[int, _Leader] = {}
-        self._served = 0
+        self._turns = 0
         self._closed = False
 
     @property
@@ -98,12 +102,17 @@ class LeaderFetches:
             self._leave(broker_id)
 
     def break_fetch(self, tp: TopicPartition) -> None:
-        """A position has changed, so the long poll under way asks for the wrong offset."""
+        """A position has changed, so the long poll under way asks for the wrong offset.
+
+        A caller may move one at each turn of its loop: of two fetches in a row, one is let end. Otherwise no answer
+        would ever come, for any partition of this leader.
+        """
         leader = self.view.leader(tp.topic, tp.partition)
         following = self._leaders.get(leader[0].id) if leader is not None else None
-        if leader is not None and following is not None and following.in_flight is not None:
-            following.in_flight = None
-            self.effects.append(BreakFetch(leader[0].id))
+        if leader is None or following is None or following.in_flight is None or following.broken:
+            return
+        following.in_flight, following.broken = None, True
+        self.effects.append(BreakFetch(leader[0].id))
 
     def next_fetch(self, broker_id: int, now_ms: float) -> Fetch | None:
         """The next request for this leader. None: there is nothing to ask, or a fetch is under way."""
@@ -112,7 +121,7 @@ class LeaderFetches:
             return None
         targets, left_out = self._fetchable(broker_id, now_ms)
         if targets:
-            wait_ms = min(FULL_WAIT_MS, leader.wait_ms) if left_out else leader.wait_ms
+            wait_ms = min(FULL_WAIT_MS, leader.wait_ms) if left_out or leader.broken else leader.wait_ms
             leader.in_flight = self.machine.request(targets, max_wait_ms=wait_ms, now_ms=now_ms)
         return leader.in_flight
 
@@ -122,14 +131,15 @@ class LeaderFetches:
         return leader is not None and leader.in_flight is fetch
 
     def _fetchable(self, broker_id: int, now_ms: float) -> tuple[list[FetchTarget], bool]:
-        """The partitions to ask of this broker, least recently served first. Also: whether a full buffer leaves one
-        out.
+        """The partitions to ask of this broker, least recently served first: a leader answers in this order, as far as
+        there is room. Also: whether one is left out that may have records.
+
+        All topics of one request have the same columns: those of the partition that was asked longest ago.
         """
         view = self.view
         room = self._config.fetch_max_bytes - sum(p.buffered_bytes for p in self._partitions.values())
-        targets: list[FetchTarget] = []
+        wanted: list[tuple[PartitionPosition, TopicView, int]] = []
         left_out = False
-        columns: list[str] | None = None
         for position in sorted(self._partitions.values(), key=attrgetter("served")):
             tp = position.tp
             leader, topic = view.leader(tp.topic, tp.partition), view.topic(tp.topic)
@@ -142,17 +152,16 @@ class LeaderFetches:
             if buffered and (room <= 0 or buffered >= self._config.max_partition_fetch_bytes):
                 left_out = left_out or position.fetch_offset < position.high_watermark
                 continue
-            wanted = self.machine.columns_of(topic)
-            if targets and wanted != columns:
-                left_out = True  # all topics of one request have the same columns; the other topic has its turn next
-                continue
-            columns = wanted
-            targets.append(self._target(position, topic, leader_epoch))
-        return targets, left_out
+            wanted.append((position, topic, leader_epoch))
+        if not wanted:
+            return [], left_out
+        columns = self.machine.columns_of(min(wanted, key=lambda each: each[0].asked)[1])
+        same = [each for each in wanted if self.machine.columns_of(each[1]) == columns]
+        self._turns += 1
+        return [self._target(*each) for each in same], left_out or len(same) < len(wanted)
 
     def _target(self, position: PartitionPosition, topic: TopicView, leader_epoch: int) -> FetchTarget:
-        self._served += 1
-        position.served = self._served
+        position.asked = self._turns
         return FetchTarget(
             topic,
             position.tp.partition,
@@ -166,11 +175,14 @@ class LeaderFetches:
         """The leader has answered. Returns whether that is news for a thread that waits."""
         leader = self._leaders.get(broker_id)
         if leader is not None and leader.in_flight is fetch:
-            leader.in_flight = None
+            leader.in_flight, leader.broken = None, False
+        self._turns += 1
         news = has_records = False
         for answer in answers:
             news = news or bool(answer.fetched or answer.error)
-            has_records = has_records or answer.response.length > 0
+            if answer.response.length > 0:
+                has_records = True
+                self._note_served(answer.target)
             position = self._asking(answer.target)
             if position is not None:
                 self._take(position, answer, now_ms)
@@ -183,13 +195,19 @@ class LeaderFetches:
         if not self.awaits(broker_id, fetch):
             return False
         leader = self._leaders[broker_id]
-        leader.in_flight = None
+        leader.in_flight, leader.broken = None, False
         failure = error if error.retriable else NetworkError(f"{leader.address}: {error}")
         for target in fetch.targets.values():
             position = self._asking(target)
             if position is not None:
                 self._failed(position, failure, now_ms)
         return True
+
+    def _note_served(self, target: FetchTarget) -> None:
+        """What was asked and had no room in the answer comes first next time. A caller may have moved the position."""
+        position = self._partitions.get(TopicPartition(target.topic.name, target.partition))
+        if position is not None:
+            position.served = self._turns
 
     def _asking(self, target: FetchTarget) -> PartitionPosition | None:
         """The position, unless the caller has moved it meanwhile."""

@@ -271,6 +271,10 @@ class ClusterMetadata:
     def _is_live(self, address: Address) -> bool:
         return any(address_of(broker) == address and not broker.fenced for broker in self._view.brokers.values())
 
+    def suspects_last(self, addresses: Iterable[Address]) -> list[Address]:
+        """Those that have not answered lately come last, the one that has failed last at the end."""
+        return sorted(addresses, key=lambda address: self._suspects.get(address, 0.0))
+
     def suspect(self, address: Address) -> None:
         """Ask this broker last for a while, because a stream to it broke."""
         self._suspects[address] = time.monotonic()
@@ -338,7 +342,7 @@ class ClusterMetadata:
         fallback = [address for address in self._bootstrap if address not in live]
         self._rng.shuffle(live)
         self._rng.shuffle(fallback)
-        return sorted([*live, *fallback], key=lambda address: self._suspects.get(address, 0.0))
+        return self.suspects_last([*live, *fallback])
 
 
 def _unknown(name: str, view: TopicView | None, *, lagging: bool) -> SparkBrokerError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spark_broker.client.cluster_view import ClusterView, address_of
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline, Rounds, TopicGrace
+from spark_broker.client.settings import Address
 from spark_broker.errors import (
     BootstrapUnreachableError,
     LeaderNotAvailableError,
@@ -122,8 +123,11 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
         view = metadata.view
         if any(view.partition(tp.topic, tp.partition) is None for tp in lookup.missing):
             view = metadata.refresh(deadline)
-        for broker, request in lookup.requests(view).items():
-            lookup.answered(request, _ask(metadata, broker, request, deadline))
+        requests = {address_of(broker): request for broker, request in lookup.requests(view).items()}
+        # One that does not answer uses up only its share of the time, and in the next round only what others leave.
+        for left, address in enumerate(metadata.suspects_last(requests)):
+            share = Deadline.after_ms(deadline.remaining_ms / (len(requests) - left))
+            lookup.answered(requests[address], _ask(metadata, address, requests[address], share))
         for tp, error in lookup.failures.items():
             lookup.failures[tp] = rounds.reason(error, earlier.get(tp))
         final = not any(grace.retries(error) for error in lookup.failures.values())
@@ -138,9 +142,9 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
             return
 
 
-def _ask(metadata: ClusterMetadata, broker: BrokerMetadata, request: ListOffsetsRequest, deadline: Deadline) -> object:
+def _ask(metadata: ClusterMetadata, address: Address, request: ListOffsetsRequest, deadline: Deadline) -> object:
     try:
-        return metadata.call(address_of(broker), request, deadline)
+        return metadata.call(address, request, deadline)
     except SparkBrokerError as error:
         return error
 

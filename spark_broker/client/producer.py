@@ -297,8 +297,8 @@ class Producer(OfOneProcess):
         Raises TransactionAbortableError when an append failed or the coordinator has aborted the transaction
         (time-out). Then only `abort_transaction` is left. Raises RequestTimedOutError when no coordinator reports the
         outcome within delivery.timeout.ms: the transaction may be committed or not, and another `commit_transaction`
-        asks again. Raises ProducerFencedError when a newer producer has taken over; that producer aborted the
-        transaction.
+        asks again. Raises ProducerFencedError when a newer producer has taken over. It has aborted the transaction, but
+        for one whose commit was decided before: only its answer was lost.
         """
         self._transactional().commit()
 

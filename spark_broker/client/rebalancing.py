@@ -94,13 +94,15 @@ class Rebalancing:
                     return False
                 if change is None or not self._group.still_holds(change):
                     continue
+                if change.kind is ChangeKind.ASSIGNED:
+                    self._changed(change)  # Without the lock, the group could decide otherwise before.
+                self._carried_out_by = threading.get_ident()
             self._carry_out(change)
         return True
 
     def _carry_out(self, change: Change) -> None:
-        _log.info("partitions of group %s are %s: %s", self._config.group_id, change.kind.value, _shown(change))
         try:
-            self._carried_out_by = threading.get_ident()
+            _log.info("partitions of group %s are %s: %s", self._config.group_id, change.kind.value, _shown(change))
             self._tell_and_change(change)
         finally:
             with self._threads.lock:
@@ -109,13 +111,13 @@ class Rebalancing:
 
     def _tell_and_change(self, change: Change) -> None:
         if change.kind is ChangeKind.ASSIGNED:
-            self._changed(change)
             self.tell_listener(change)
             return
         try:
             self.tell_listener(change)
         finally:
-            self._changed(change)
+            with self._threads.lock:
+                self._changed(change)
 
     def _await_other_thread(self, deadline: Deadline) -> None:
         """`close` may come from another thread than `poll`. The listener has heard of each partition once, then."""
@@ -124,10 +126,10 @@ class Rebalancing:
                 self._threads.wait(deadline.remaining_s)
 
     def _changed(self, change: Change) -> None:
-        with self._threads.lock:
-            self._group.carried_out(change, self._threads.now_ms())
-            self._machine.reading_changed()
-            self._threads.advance()
+        """Under the lock."""
+        self._group.carried_out(change, self._threads.now_ms())
+        self._machine.reading_changed()
+        self._threads.advance()
 
     def tell_listener(self, change: Change) -> None:
         """Without the lock: heartbeats go on. The listener may call the consumer, as a signal handler may in a wait."""

@@ -34,7 +34,13 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_PREFIX, NAME_MAX, TRANSACTION_STATE_TOPIC
+from spark_broker.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_PREFIX,
+    NAME_MAX,
+    TRANSACTION_STATE_TOPIC,
+    dead_letters_path,
+)
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CreatePartitionsRequest,
@@ -84,6 +90,7 @@ def create_topic(
     config = stored_config(defaults_of(settings, request.name, internal=request.internal), request.config)
     if not request.internal:
         check_size(image, values.schema)
+        _check_own_table(image, values.topic_id, config)
     replicas = _assignment(image, request, settings, disks)
     records: list[MetadataRecord] = [
         TopicRecord(request.name, values.topic_id, config, request.internal),
@@ -91,6 +98,21 @@ def create_topic(
     ]
     records += _new_partitions(image, values.topic_id, 0, replicas, disks)
     return Decision(tuple(records), EmptyResponse())
+
+
+def _check_own_table(image: MetadataImage, topic_id: str, config: Mapping[str, str]) -> None:
+    """A table, and the table of the records that it refuses, are one topic's. Raises InvalidConfigError."""
+    wanted = _tables_at(config)
+    for other in image.topics.values() if wanted else ():
+        if other.topic_id != topic_id and wanted & _tables_at(other.config):
+            raise InvalidConfigError(
+                f"delta.path: {config['delta.path']!r} is a table of topic {other.name!r}; give each topic its own"
+            )
+
+
+def _tables_at(config: Mapping[str, str]) -> frozenset[str]:
+    path = config.get("delta.path", "").removeprefix("file://").removeprefix("file:").rstrip("/")
+    return frozenset((path, dead_letters_path(path)) if path else ())
 
 
 def check_topic_name(name: str, *, internal: bool) -> None:
@@ -274,6 +296,8 @@ def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, s
         _check_internal_sizes(topic.name, config, {name for name, value in request.values.items() if value is not None})
     if config == topic.config:
         return Decision((), EmptyResponse())
+    if request.values.get("delta.path"):
+        _check_own_table(image, topic.topic_id, config)
     record = TopicConfigRecord(topic.topic_id, config)
     return Decision((record, *_eligible_anew(image.apply([record]).topics[topic.topic_id])), EmptyResponse())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from spark_broker.storage.filesystem import current_user
 from spark_broker.storage.slots import SLOT_PREFIX
 
 logger = logging.getLogger(__name__)
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,21 @@ def cluster_ids_in(log_dirs: str) -> list[str]:
 def _metadata_dir(given: str, log_dirs: str) -> str:
     if not given:
         return str(Path(log_dirs) / "metadata")
-    return given if "://" in given else str(Path(given).expanduser().resolve())
+    return given if "://" in given else str(_local("metadata.dir", given))
+
+
+def _local(name: str, given: str) -> Path:
+    """A path as it is, or in Hadoop's form (`file:/srv`). Raises InvalidConfigError for what is neither."""
+    path = given.removeprefix("file:")
+    if _SCHEME.match(path) or (path != given and not path.startswith("/")):
+        raise InvalidConfigError(f"{name} = {given!r} is neither a path nor a URL: a URL begins as in s3://bucket")
+    return Path(path).expanduser().resolve()
 
 
 def _absolute(name: str, given: str) -> str:
     if "://" in given or "," in given:
         raise InvalidConfigError(f"{name} = {given!r}: one local directory, under which each broker keeps its own")
-    path = Path(given).expanduser().resolve()
+    path = _local(name, given)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

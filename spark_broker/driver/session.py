@@ -72,6 +72,15 @@ _RULES = (
         _is_true,
         "Spark would start no executors until a job waits, and brokers wait for executors",
     ),
+    *(
+        _Rule(
+            name,
+            "false",
+            _is_true,
+            "Spark would keep the tasks that brokers need away from an executor that they are on",
+        )
+        for name in ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
+    ),
 )
 
 

@@ -213,7 +213,8 @@ class HistoryTable:
         """
         path = dead_letters_path(self._path)
         with _failures(f"the table {path} cannot be written, for records that the table {self._path} refused"):
-            table = self._spark.read.format("delta").option("versionAsOf", str(commit.table_version)).load(self._path)
+            # The newest version, and not the commit's: after a week Delta refuses to read older ones.
+            table = self._spark.read.format("delta").load(self._path)
             there = table.where(_within(commit.refused)).select("_partition", "_offset")
             rows = judged(frame, design).join(there, ["_partition", "_offset"], "left_anti")
             writer = letters(rows, columns).write.format("delta").mode("append")
@@ -241,7 +242,11 @@ class HistoryTable:
                 rows, files, size = (
                     int(metrics.get(name, 0)) for name in ("numOutputRows", "numFiles", "numOutputBytes")
                 )
-                return Written(str(self._delta_snapshot().metadata().id()), ours, rows, files, size)
+                snapshot = self._delta_snapshot()
+                transactions = transactions_of(snapshot)
+                transactions.pop(self._app_id, None)
+                self._refuse_others(transactions, TieringStoppedError)  # One that was as fast as this one.
+                return Written(str(snapshot.metadata().id()), ours, rows, files, size)
         raise ConflictError(f"transaction {commit.version} was committed by another tierer")
 
     def _delta_snapshot(self) -> Any:

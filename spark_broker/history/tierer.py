@@ -195,9 +195,16 @@ def _tell(metadata: ClusterMetadata, config: AdminConfig, request: Message) -> N
     )
 
 
+_OF_ONE_SESSION = frozenset({"conf", "catalog", "streams", "_streamingCheckpointManager"})
+"""What PySpark keeps in a session once it was asked for."""
+
+
 def own_session(spark: SparkSession) -> SparkSession:
     """The user's session with its settings, and beside it: what is set here is not set there."""
-    own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
+    # A session that is constructed takes over `RDD.toDF` of the whole process: frames of the user would be made in it.
+    own: SparkSession = object.__new__(type(spark))
+    own.__dict__.update({name: value for name, value in vars(spark).items() if name not in _OF_ONE_SESSION})
+    own._jsparkSession = spark._jsparkSession.cloneSession()
     # Other readers of the table, deltalake for one, take these; Spark's own default is a type of its own.
     own.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     # Only Spark itself reads dates of the old calendar right: for deltalake those before 1582 are days later.

@@ -127,6 +127,19 @@ def test_offsets_are_found_in_the_table_and_in_the_log(cluster: FakeCluster, con
         assert admin.list_offsets({T0: "latest"}) == consumer.end_offsets([T0]) == {T0: END}
 
 
+def test_a_table_whose_files_were_rewritten_since_it_was_opened_is_opened_anew(
+    cluster: FakeCluster, table: Path, consumer: Consumer
+) -> None:
+    """Story: after OPTIMIZE and VACUUM, a consumer that had read of the table before was told that it is damaged."""
+    consumer.assign([T0])
+    assert read(consumer, len(EVERYTHING)) == EVERYTHING
+    opened = DeltaTable(str(table))
+    opened.optimize.compact()
+    opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    consumer.seek(T0, 0)
+    assert read(consumer, len(EVERYTHING)) == EVERYTHING
+
+
 def test_a_time_finds_a_record_that_the_log_has_and_the_table_lacks(
     cluster: FakeCluster, table: Path, consumer: Consumer
 ) -> None:

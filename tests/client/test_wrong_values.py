@@ -63,6 +63,7 @@ LEAVES: list[Any] = [
     *(datetime(2026, 1, 1, tzinfo=UTC), timedelta(1)),
     *(T0, TopicPartition("t", None), TopicPartition(None, 0), TopicPartition("t", -1), TopicPartition("t", 2**40)),  # type: ignore[arg-type]
     *(OffsetAndMetadata(-1), OffsetAndMetadata(None), OffsetAndMetadata(1, "x"), OffsetAndMetadata(1, 1, None)),  # type: ignore[arg-type]
+    OffsetAndMetadata(1, -2),
     *(NewTopic("n", 1, 1), NewTopic(None), NewTopic("n", "1"), NewTopic("n", 1, 1, config=5), NewTopic("\ud800")),  # type: ignore[arg-type]
     *(NewTopic("n", 1, 1, config={1: 1}), NewTopic("n", 1, 1, config={"retention.ms": [None]}), NewTopic("n", 2**40)),  # type: ignore[dict-item]
     *(NewTopic("n", schema=text) for text in ("", "a", "a INT,", f"a DECIMAL({'9' * 5000})", "\ud800", 5, object())),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import TypeVar
 
+import pytest
+
 from spark_broker.client.cluster_view import ClusterView
 from spark_broker.client.consumer_effects import Effect, FetchCommitted, LookUpOffsets, RefreshMetadata
 from spark_broker.client.consumer_machine import ConsumerMachine
@@ -12,6 +14,7 @@ from spark_broker.client.membership import Membership, SendHeartbeat
 from spark_broker.client.partition_position import Start
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
+from spark_broker.errors import InvariantError
 from spark_broker.protocol.messages import ConsumerGroupHeartbeatResponse, MemberAbout, TopicPartitions
 from spark_broker.times import EARLIEST, LATEST, Moment
 from tests.unit.test_consumer_machine import view
@@ -120,3 +123,20 @@ def test_what_a_topic_was_before_a_subscription_ended_counts_for_none_that_follo
     rig.machine.subscribe(["t"], now_ms=NOW_MS)
     rig.assign(OLD, 0, 1)
     assert rig.begins() == {0: LATEST, 1: LATEST}
+
+
+def test_what_the_group_has_decided_otherwise_meanwhile_is_not_taken_up() -> None:
+    """Story: between a look at the change and its taking, a heartbeat's answer came. Two members read one partition."""
+    rig = Rig()
+    rig.machine.group.has_listener = True  # type: ignore[union-attr]
+    rig.assign(OLD, 0, 1)
+    group = rig.machine.group
+    assert group is not None
+    change = group.next_change()
+    assert change is not None
+    rig.member.pending = frozenset({(OLD, 0)})  # as an answer says that comes now
+    assert not group.still_holds(change)
+    with pytest.raises(InvariantError):
+        group.carried_out(change, NOW_MS)
+    assert not rig.machine.partitions
+    assert not rig.member.owned

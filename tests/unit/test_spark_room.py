@@ -243,6 +243,24 @@ def test_a_metadata_url_is_left_as_it_is(tmp_path: Path) -> None:
     assert choose_directories(config, "app-1").metadata_dir == "s3://bucket/cluster"
 
 
+@pytest.mark.parametrize("form", ["{}", "file:{}"])
+def test_a_path_in_hadoops_form_is_the_same_path(tmp_path: Path, form: str) -> None:
+    """Story: `file:/srv/meta` was a directory `file:` below the working directory. Backups were of an empty one."""
+    config = ClusterConfig(log_dirs=form.format(tmp_path / "logs"), metadata_dir=form.format(tmp_path / "meta"))
+    directories = choose_directories(config, "app-1")
+    assert (directories.log_dirs, directories.metadata_dir) == (str(tmp_path / "logs"), str(tmp_path / "meta"))
+
+
+@pytest.mark.parametrize("given", ["s3:/bucket/meta", "file:meta", "file:", "hdfs:/meta"])
+def test_what_is_neither_a_path_nor_a_url_is_refused(tmp_path: Path, given: str) -> None:
+    for name, config in (
+        ("metadata.dir", ClusterConfig(log_dirs=str(tmp_path), metadata_dir=given)),
+        ("log.dirs", ClusterConfig(log_dirs=given)),
+    ):
+        with pytest.raises(InvalidConfigError, match=f"{name} = '{given}' is neither a path nor a URL"):
+            choose_directories(config, "app-1")
+
+
 def test_log_dirs_that_cannot_be_made_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 

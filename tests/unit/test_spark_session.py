@@ -80,6 +80,7 @@ def test_addresses_of_a_real_cluster_are_left_alone() -> None:
     [
         ("spark_executor_pyspark_memory", "1g"),
         ("spark_dynamicAllocation_enabled", "true"),
+        ("spark_excludeOnFailure_enabled", "true"),
     ],
 )
 def test_it_refuses_settings_under_which_brokers_cannot_run(name: str, value: str) -> None:

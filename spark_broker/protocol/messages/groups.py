@@ -27,6 +27,7 @@ MemberEpoch = Annotated[int, Meta(ge=-2, le=2**63 - 1)]
 
 Numbers = Annotated[list[PartitionId], Meta(max_length=100_000)]
 TOPICS_MAX = 10_000
+"""That a member names. A pattern may find more."""
 
 
 class TopicPartitions(Message, frozen=True):
@@ -37,7 +38,7 @@ class TopicPartitions(Message, frozen=True):
     topic: Name = ""
 
 
-Partitions = Annotated[list[TopicPartitions], Meta(max_length=TOPICS_MAX)]
+Partitions = Annotated[list[TopicPartitions], Meta(max_length=100_000)]
 
 
 class MemberAbout(Message, frozen=True):

@@ -148,6 +148,19 @@ def test_a_path_that_everybody_reads_alike_is_accepted(cluster: Cluster, path: s
     cluster.create_topic("t", partitions=1, factor=1, config={"delta.path": path})
 
 
+@pytest.mark.parametrize("path", ["/lake/t", "file:/lake/t/", "file:///lake/t", "/lake/t_dead_letters"])
+def test_a_table_is_one_topics(cluster: Cluster, path: str) -> None:
+    """Story: both wrote into it, and each was read with the other's records."""
+    cluster.create_topic("t", partitions=1, factor=1, config={"delta.path": "/lake/t"})
+    with pytest.raises(InvalidConfigError, match="is a table of topic 't'"):
+        cluster.create_topic("other", partitions=1, factor=1, config={"delta.path": path})
+    cluster.create_topic("other", partitions=1, factor=1, config={"delta.path": "/lake/other"})
+    with pytest.raises(InvalidConfigError, match="is a table of topic 't'"):
+        cluster.call(AlterTopicConfigRequest("other", {"delta.path": path}))
+    cluster.call(AlterTopicConfigRequest("t", {"delta.path": "/lake/t/"}))
+    cluster.call(AlterTopicConfigRequest("other", {"segment.ms": "99"}))
+
+
 def test_a_table_whose_name_leaves_room_for_the_table_beside_it_is_accepted(cluster: Cluster) -> None:
     cluster.create_topic("t", partitions=1, factor=1, config={"delta.path": "/lake/" + "x" * 242 + "/"})
 

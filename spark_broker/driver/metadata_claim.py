@@ -117,14 +117,21 @@ def read_claim(store: ClaimStore) -> Claim | None:
 
 
 class ClaimKeeper(Worker):
-    """Writes the claim, beat after beat, until `end`, or until another owner has it."""
+    """Writes the claim, beat after beat, until `end`. While another owner who lives has it, this one waits.
 
-    def __init__(self, store: ClaimStore, owner: Owner, *, beat_s: float = BEAT_S) -> None:
-        self._changed = threading.Event()
-        super().__init__("claim", BeginAgain(self._changed.is_set))
+    Which of them is the controller is decided by the metadata log, and not here: the other one's controller ends, and
+    then the claim is this one's again. A beat of a controller that is being deposed may come after its successor's
+    first claim, and of two that start at the same time the one that fails may have claimed last.
+    """
+
+    def __init__(self, store: ClaimStore, owner: Owner, *, beat_s: float = BEAT_S, watch_s: float = WATCH_S) -> None:
+        self._ended = threading.Event()
+        super().__init__("claim", BeginAgain(self._ended.is_set))
         self._store = store
         self._claim = Claim(owner)
+        self._others: tuple[Claim, float] | None = None  # the other owner's claim, and since when it is this
         self._beat_s = beat_s
+        self._watch_s = watch_s
         self._lock = threading.Lock()
         self._over = False
 
@@ -143,14 +150,14 @@ class ClaimKeeper(Worker):
 
     def end(self) -> None:
         """Give the claim up. Raises OSError."""
-        self._changed.set()
+        self._ended.set()
         with self._lock:
             self._over = True
             end_claim(self._store, self._claim.owner.run)
 
     def work(self) -> None:
         failed = False
-        while not self._changed.wait(self._beat_s):
+        while not self._ended.wait(self._beat_s):
             try:
                 with self._lock:
                     self._beat()
@@ -161,13 +168,21 @@ class ClaimKeeper(Worker):
                 failed = False
 
     def _beat(self) -> None:
-        """Renew the claim, but not over another owner's: a controller that was deposed must not look alive."""
+        """Renew the claim, but not over one whose owner lives: a controller that was deposed must not look alive."""
         claim = read_claim(self._store)
-        if self._over or (claim is not None and claim.owner.run != self._claim.owner.run):
-            self._changed.set()
+        if self._over or (claim is not None and self._is_anothers(claim)):
             return
         self._claim = msgspec.structs.replace(self._claim, beat=self._claim.beat + 1)
         self._store.put(CLAIM, msgspec.json.encode(self._claim))
+
+    def _is_anothers(self, claim: Claim) -> bool:
+        """Whether it is the claim of another owner who beats, as far as that is known."""
+        if claim.owner.run == self._claim.owner.run or claim.ended:
+            self._others = None
+            return False
+        if self._others is None or self._others[0] != claim:
+            self._others = claim, time.monotonic()
+        return time.monotonic() - self._others[1] < self._watch_s
 
 
 def _lives(store: ClaimStore, claim: Claim, me: Owner, watch_s: float) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from spark_broker.driver import metadata_claim
 from spark_broker.driver.metadata_claim import (
     CLAIM,
     Claim,
@@ -110,7 +111,7 @@ def test_of_another_machine_or_container_beats_tell_that_it_lives(store: LocalSt
     keeper.take()
     with pytest.raises(ClusterInUseError):
         check_claim(store, me(), watch_s=20.0)
-    keeper._changed.set()  # as if that machine were gone
+    keeper._ended.set()  # as if that machine were gone
     keeper.join(20)
 
     check_claim(store, me(), watch_s=WATCH_S)
@@ -141,13 +142,52 @@ def test_a_deposed_owner_does_not_write_over_the_claim_of_the_next(store: LocalS
     keeper = ClaimKeeper(store, me("old"), beat_s=BEAT_S)
     keeper.take()
     claimed(store, me("new"))
-
-    keeper.join(20)
+    for _ in range(10):
+        keeper._beat()
     keeper.end()
+    keeper.join(20)
 
     assert not keeper.is_alive()
     assert read_claim(store) == Claim(me_as_claimed(store))
     assert me_as_claimed(store).run == "new"
+
+
+def test_a_beat_that_crosses_a_take_over_leaves_the_living_cluster_its_claim(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the old controller had read its own claim, the new one claimed, the old one wrote, and then it ended. The
+    next cluster was let in, and deposed the one that ran.
+    """
+    old, new = (ClaimKeeper(store, me(run), beat_s=3600) for run in ("old", "new"))
+    old.take()
+    read = metadata_claim.read_claim
+
+    def crossed(of: LocalStore) -> Claim | None:
+        claim = read(of)
+        monkeypatch.setattr(metadata_claim, "read_claim", read)
+        new.take()
+        return claim
+
+    monkeypatch.setattr(metadata_claim, "read_claim", crossed)
+    old._beat()
+    assert me_as_claimed(store).run == "old"
+    new._beat()
+    assert me_as_claimed(store).run == "old", "it lives, as far as anybody knows"
+    old.end()
+    new._beat()
+    with pytest.raises(ClusterInUseError):
+        check_claim(store, me("third"))
+    new.end()
+    check_claim(store, me("third"))
+
+
+def test_a_claim_of_another_owner_that_does_not_beat_any_more_is_taken_again(store: LocalStore) -> None:
+    """Of two that started at the same time, one claimed last, failed, and was killed."""
+    keeper = ClaimKeeper(store, me("mine"), beat_s=BEAT_S, watch_s=WATCH_S)
+    keeper.take()
+    claimed(store, me("killed"))
+    eventually(lambda: me_as_claimed(store).run == "mine", 20, "its owner takes it again")
+    keeper.end()
 
 
 def test_only_the_owner_gives_its_claim_up(store: LocalStore) -> None:

@@ -150,7 +150,8 @@ def test_a_request_that_gives_way_goes_on_behind_those_that_waited(monkeypatch: 
     assert (queue.working, queue.waiting) == (0, 0)
 
 
-def test_a_turn_that_has_just_begun_is_not_given_up() -> None:
+def test_a_turn_that_has_just_begun_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_queue, "TURN_MAX_S", LONG_S)
     queue, served = RequestQueue(1, 10), list[str]()
     with queue.turn(CALL, 0.0) as mine:
         waiter = Waiter(queue, APPEND, served, "a")

@@ -85,6 +85,7 @@ class Config:
         return dataclasses.replace(self, **fields)._naming({**self.given(), **values})
 
     def _naming(self, names: Iterable[str]) -> Self:
+        """Note that somebody has given these, beside the fields: two configs with the same values stay equal."""
         self.__dict__["_named"] = frozenset(names)
         return self
 
@@ -776,10 +777,10 @@ def keywords_module() -> str:
         "from typing import TypedDict",
     ]
     for cls in (AdminConfig, ConsumerConfig, ProducerConfig):
-        name = cls.__name__.removesuffix("Config")
-        lines += ["", "", f"class {name}Settings(TypedDict, total=False):", f'    """{cls.__doc__}"""', ""]
-        fields = (field for field in dataclasses.fields(cls) if field.name not in PARAMETERS)
-        lines += (f"    {field.name}: {_KEYWORD_TYPES[type(field.default)]} | None" for field in fields)
+        settings = cls.__name__.removesuffix("Config") + "Settings"
+        lines += ["", "", f"class {settings}(TypedDict, total=False):", f'    """{cls.__doc__}"""', ""]
+        fields = [field for field in dataclasses.fields(cls) if field.name not in PARAMETERS]
+        lines += [f"    {field.name}: {_KEYWORD_TYPES[type(field.default)]} | None" for field in fields]
     return "\n".join(lines) + "\n"
 
 
@@ -792,7 +793,7 @@ def write_generated(root: Path) -> list[Path]:
     }
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
-    return [*files]
+    return list(files)
 
 
 if __name__ == "__main__":

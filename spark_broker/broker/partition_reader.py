@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -136,7 +136,8 @@ class PartitionReader:
         With `read_committed`, aborted batches are left out too, and the bound is the last stable offset."""
         read = self.read_all(leader_epoch, offset, max_bytes, read_committed=read_committed)
         with self._lock:
-            if read.frames and not self._can_judge([frame.header for frame in read.frames], read.leader_epoch):
+            headers = (frame.header for frame in read.frames)
+            if read.frames and not self._can_judge(read.frames[0].header, headers, read.leader_epoch):
                 return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request raises the error.
             frames = [f for f in read.frames if not is_left_out(f.header, self._replica, read_committed=read_committed)]
         return replace(read, frames=frames)
@@ -148,18 +149,19 @@ class PartitionReader:
         if not runs:
             return PartitionGrant([], replace(read, next_offset=offset))
         with self._lock:
-            if not self._can_judge([header for run in runs for header in run.headers], read.leader_epoch):
+            headers = (header for run in runs for header in run.headers)
+            if not self._can_judge(runs[0].headers[0], headers, read.leader_epoch):
                 return PartitionGrant([], replace(read, next_offset=offset))  # The next request raises the error.
             left_out = partial(is_left_out, replica=self._replica, read_committed=read_committed)
             kept = [piece for run in runs for piece in run.without(left_out)]
         last = runs[-1].headers[-1]
         return PartitionGrant(kept, replace(read, next_offset=last.next_offset, next_epoch=last.leader_epoch))
 
-    def _can_judge(self, headers: Sequence[BatchHeader], leader_epoch: int) -> bool:
-        """Under the lock: whether the replica still knows which of these consecutive batches were aborted."""
-        if not can_judge(headers[0], self._replica, leader_epoch):
+    def _can_judge(self, first: BatchHeader, headers: Iterable[BatchHeader], leader_epoch: int) -> bool:
+        """Under the lock: whether the replica still knows which of these batches, from `first` on, were aborted."""
+        if not can_judge(first, self._replica, leader_epoch):
             return False
-        swept = headers[0].base_offset < self._replica.producers.transactions.swept_to
+        swept = first.base_offset < self._replica.producers.transactions.swept_to
         return not (swept and any(is_outdated(header, self._replica) for header in headers))
 
     def read_all(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:

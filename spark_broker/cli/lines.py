@@ -16,7 +16,7 @@ import pyarrow.json
 
 from spark_broker.cli.columns import spelled
 from spark_broker.errors import InvalidDataError
-from spark_broker.protocol.arrays import array_of
+from spark_broker.protocol.arrays import array_of, is_local_time
 from spark_broker.protocol.casts import cast
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from spark_broker.protocol.wire import UNDECODABLE
@@ -106,7 +106,7 @@ class RowMaker:
         if not all(map(self._is_one_object, objects)):
             raise pa.ArrowInvalid("it is more than one object")
         if self._has_floats:
-            objects = [with_numbers(text, self._as_read) if _TEXT_OF_NUMBER.search(text) else text for text in objects]
+            objects = [_with_numbers(text, self._as_read) if _TEXT_OF_NUMBER.search(text) else text for text in objects]
         table = self._parsed(b"\n".join(objects))
         table.validate(full=True)  # Arrow reads texts that are not UTF-8 without a look at them.
         there = [field for field in self._schema if field.name in table.column_names]
@@ -143,7 +143,7 @@ def _as_read(kind: pa.DataType, path: str) -> pa.DataType:
 
     Arrow itself reads a number that is too large for 32 bits as infinity, and takes the zone away from a time.
     """
-    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
+    if pa.types.is_date(kind) or is_local_time(kind):
         return pa.string()
     if pa.types.is_float32(kind):
         return pa.float64()
@@ -165,7 +165,7 @@ def _has_floats(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind))
 
 
-def with_numbers(text: bytes, fields: Iterable[pa.Field]) -> bytes:
+def _with_numbers(text: bytes, fields: Iterable[pa.Field]) -> bytes:
     """The object with NaN and Infinity as Arrow reads them, where the text of them stands for a number.
 
     JSON has no such numbers. `consume` writes their text, as Spark does.
@@ -190,7 +190,7 @@ def _with_number(text: bytes, kind: pa.DataType) -> bytes:
     if pa.types.is_floating(kind) and _TEXT_OF_NUMBER.fullmatch(text):
         return text[1:-1]
     if pa.types.is_struct(kind) and text.startswith(b"{"):
-        return with_numbers(text, kind)
+        return _with_numbers(text, kind)
     if pa.types.is_list(kind) and text.startswith(b"["):
         values = [_with_number(bytes(value), kind.value_type) for value in _VALUES.decode(text)]
         return b"[" + b",".join(values) + b"]"

@@ -19,7 +19,15 @@ from spark_broker.errors import (
     InvalidTopicError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import NAME_MAX, GroupMetadata, NewTopic, OffsetAndMetadata, TopicPartition
+from spark_broker.model import (
+    NAME_MAX,
+    NO_EPOCH,
+    GroupMetadata,
+    NewTopic,
+    OffsetAndMetadata,
+    TopicPartition,
+    known_epoch,
+)
 from spark_broker.setting_values import truth
 from spark_broker.times import to_us
 
@@ -194,16 +202,13 @@ def offset_and_metadata(value: object, tp: TopicPartition) -> OffsetAndMetadata:
     """An offset, alone or with its leader epoch and note. Raises InvalidDataError."""
     if not isinstance(value, OffsetAndMetadata):
         return OffsetAndMetadata(whole_number(value, f"the offset of {tp}"))
-    epoch = (
-        None
-        if value.leader_epoch is None
-        else whole_number(value.leader_epoch, f"the leader epoch of {tp}", INT32_BITS)
-    )
-    if epoch is not None and epoch < -1:
+    given = NO_EPOCH if value.leader_epoch is None else value.leader_epoch  # Kafka's clients write the number.
+    epoch = whole_number(given, f"the leader epoch of {tp}", INT32_BITS)
+    if epoch < NO_EPOCH:
         raise InvalidDataError(f"the leader epoch of {tp} is {epoch}; give it as it was committed, or None")
     return OffsetAndMetadata(
         whole_number(value.offset, f"the offset of {tp}"),
-        None if epoch == -1 else epoch,  # Kafka's word for one that is not known.
+        known_epoch(epoch),
         text(value.metadata, f"the metadata of {tp}"),
     )
 

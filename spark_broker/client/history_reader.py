@@ -208,12 +208,7 @@ class HistoryParts:
             self._open = None
             if not was_open:
                 raise
-        # A user may have rewritten the files since it was opened (OPTIMIZE, VACUUM).
-        try:
-            return self._part(asked)
-        except SparkBrokerError:
-            self._open = None
-            raise
+        return self.next(asked)  # A user may have rewritten the files since it was opened (OPTIMIZE, VACUUM).
 
     def _part(self, asked: ReadHistory) -> list[Prefetched]:
         fetched: list[Prefetched] = []

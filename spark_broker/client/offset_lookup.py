@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from spark_broker.client.cluster_view import ClusterView, address_of
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline, Rounds, TopicGrace
-from spark_broker.client.settings import Address
 from spark_broker.errors import (
     BootstrapUnreachableError,
     LeaderNotAvailableError,
@@ -123,11 +122,12 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
         view = metadata.view
         if any(view.partition(tp.topic, tp.partition) is None for tp in lookup.missing):
             view = metadata.refresh(deadline)
-        requests = {address_of(broker): request for broker, request in lookup.requests(view).items()}
+        requests = lookup.requests(view)
+        order = metadata.suspects_last(map(address_of, requests))
         # One that does not answer uses up only its share of the time, and in the next round only what others leave.
-        for left, address in enumerate(metadata.suspects_last(requests)):
-            share = Deadline.after_ms(deadline.remaining_ms / (len(requests) - left))
-            lookup.answered(requests[address], _ask(metadata, address, requests[address], share))
+        for asked, broker in enumerate(sorted(requests, key=lambda broker: order.index(address_of(broker)))):
+            share = Deadline.after_ms(deadline.remaining_ms / (len(requests) - asked))
+            lookup.answered(requests[broker], _ask(metadata, broker, requests[broker], share))
         for tp, error in lookup.failures.items():
             lookup.failures[tp] = rounds.reason(error, earlier.get(tp))
         final = not any(grace.retries(error) for error in lookup.failures.values())
@@ -142,9 +142,9 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
             return
 
 
-def _ask(metadata: ClusterMetadata, address: Address, request: ListOffsetsRequest, deadline: Deadline) -> object:
+def _ask(metadata: ClusterMetadata, broker: BrokerMetadata, request: ListOffsetsRequest, deadline: Deadline) -> object:
     try:
-        return metadata.call(address, request, deadline)
+        return metadata.call(address_of(broker), request, deadline)
     except SparkBrokerError as error:
         return error
 

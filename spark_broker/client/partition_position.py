@@ -115,9 +115,9 @@ class PartitionPosition:
     paused: bool = False
     error: SparkBrokerError | None = None
     high_watermark: int = -1
-    asked: int = 0  # The turns of its last fetch, of the last one with records, and of the last part of a table.
-    served: int = 0
-    read: int = 0
+    asked: int = 0  # the turn of its last fetch
+    served: int = 0  # the turn of its last fetch that had records
+    read: int = 0  # the number of its last part of the table
     retry: FetchRetry = field(default_factory=FetchRetry)
     history_end: int = -1  # up to here (exclusive) the topic's table is read; -1: the log is
     chosen: bool = False  # by a seek or a commit, or something was handed out before it: only then it is committed

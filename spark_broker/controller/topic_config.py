@@ -62,7 +62,7 @@ def _check_table_path(path: str) -> None:
     """Only of a path that is given now: a topic from before this check can still be altered."""
     if not path:
         return
-    local = path.removeprefix("file://").removeprefix("file:")
+    local = _without_scheme(path)
     if not _URL.match(path) and not local.startswith("/"):
         raise InvalidConfigError(
             f"delta.path: {path!r} is neither a URL nor an absolute path: each process would look in another directory"
@@ -79,6 +79,17 @@ def _check_table_path(path: str) -> None:
             f"delta.path: the table's name has {size} bytes, and may have {TABLE_NAME_BYTES_MAX}: "
             "the table of the records that it refuses, which is beside it, has a longer name"
         )
+
+
+def _without_scheme(path: str) -> str:
+    """A local directory may be a path, or a URL in one of two forms."""
+    return path.removeprefix("file://").removeprefix("file:")
+
+
+def tables_of(config: Mapping[str, str]) -> frozenset[str]:
+    """Where a topic with these settings has its table, and the table of the records that this one refuses."""
+    path = _without_scheme(config.get("delta.path", "")).rstrip("/")
+    return frozenset((path, dead_letters_path(path)) if path else ())
 
 
 def _stored(config: TopicConfig, explicit: Collection[str]) -> dict[str, str]:

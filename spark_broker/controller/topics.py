@@ -22,7 +22,7 @@ from spark_broker.controller.records import (
     TopicRecord,
 )
 from spark_broker.controller.snapshot import partition_record
-from spark_broker.controller.topic_config import OF_ROWS, altered_config, stored_config, without_rows
+from spark_broker.controller.topic_config import OF_ROWS, altered_config, stored_config, tables_of, without_rows
 from spark_broker.controller.topic_schema import check_size
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
@@ -34,13 +34,7 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import (
-    CONSUMER_OFFSETS_TOPIC,
-    INTERNAL_PREFIX,
-    NAME_MAX,
-    TRANSACTION_STATE_TOPIC,
-    dead_letters_path,
-)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_PREFIX, NAME_MAX, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CreatePartitionsRequest,
@@ -102,17 +96,12 @@ def create_topic(
 
 def _check_own_table(image: MetadataImage, topic_id: str, config: Mapping[str, str]) -> None:
     """A table, and the table of the records that it refuses, are one topic's. Raises InvalidConfigError."""
-    wanted = _tables_at(config)
+    wanted = tables_of(config)
     for other in image.topics.values() if wanted else ():
-        if other.topic_id != topic_id and wanted & _tables_at(other.config):
+        if other.topic_id != topic_id and wanted & tables_of(other.config):
             raise InvalidConfigError(
                 f"delta.path: {config['delta.path']!r} is a table of topic {other.name!r}; give each topic its own"
             )
-
-
-def _tables_at(config: Mapping[str, str]) -> frozenset[str]:
-    path = config.get("delta.path", "").removeprefix("file://").removeprefix("file:").rstrip("/")
-    return frozenset((path, dead_letters_path(path)) if path else ())
 
 
 def check_topic_name(name: str, *, internal: bool) -> None:

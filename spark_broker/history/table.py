@@ -76,9 +76,7 @@ class HistoryTable:
             why = why_incomplete(snapshot)
             if why:
                 raise kind(f"the table {self._path} lacks a commit: {why}. Put it back, from a backup")
-            transactions = transactions_of(snapshot)
-            version = transactions.pop(self._app_id, -1)
-            self._refuse_others(transactions, kind)
+            version = self._our_version(snapshot, kind)
             table_version = int(snapshot.version())
             commits = self._commits(recorded - 1, version, table_version) if version >= max(recorded, 0) else {}
             return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
@@ -243,20 +241,22 @@ class HistoryTable:
                     int(metrics.get(name, 0)) for name in ("numOutputRows", "numFiles", "numOutputBytes")
                 )
                 snapshot = self._delta_snapshot()
-                transactions = transactions_of(snapshot)
-                transactions.pop(self._app_id, None)
-                self._refuse_others(transactions, TieringStoppedError)  # One that was as fast as this one.
+                self._our_version(snapshot, TieringStoppedError)  # Another topic's tierer may have been as fast.
                 return Written(str(snapshot.metadata().id()), ours, rows, files, size)
         raise ConflictError(f"transaction {commit.version} was committed by another tierer")
 
     def _delta_snapshot(self) -> Any:
         return delta_snapshot(self._spark, self._path)
 
-    def _refuse_others(self, transactions: dict[str, int], kind: type[TieringStoppedError]) -> None:
+    def _our_version(self, snapshot: Any, kind: type[TieringStoppedError]) -> int:
+        """Our newest transaction; -1: there is none. Raises `kind` where another topic's tierer has written."""
+        transactions = transactions_of(snapshot)
+        version = transactions.pop(self._app_id, -1)
         others = [app_id for app_id in transactions if app_id.startswith(TIERER)]
         if others:
             _, cluster_id, topic_id = others[0].split("/", 2)
             raise kind(f"the table {self._path} is the history of another topic: {topic_id} of cluster {cluster_id}")
+        return version
 
     def _commits(self, newer_than: int, newest: int, table_version: int) -> dict[int, TableCommit]:
         """Our commits of transactions after `newer_than`, up to the newest of the snapshot."""

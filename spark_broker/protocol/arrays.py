@@ -99,7 +99,7 @@ def _check_plain(value: object, kind: pa.DataType) -> None:
             raise pa.ArrowInvalid("a date has no time of day and no zone")
     elif isinstance(value, time) and value.tzinfo is not None:
         raise pa.ArrowInvalid("a time of day has no zone")
-    elif isinstance(value, datetime) and value.tzinfo is not None and _is_local(kind):
+    elif isinstance(value, datetime) and value.tzinfo is not None and is_local_time(kind):
         raise pa.ArrowInvalid("a local time has no zone")
     elif isinstance(value, datetime | timedelta) and _has_nanoseconds(value):
         raise pa.ArrowInvalid(f"{kind} has no nanoseconds")
@@ -114,7 +114,8 @@ def _check_plain(value: object, kind: pa.DataType) -> None:
         raise pa.ArrowInvalid(f"{type(value).__name__} is no integer")
 
 
-def _is_local(kind: pa.DataType) -> bool:
+def is_local_time(kind: pa.DataType) -> bool:
+    """Whether these are timestamps without a zone."""
     return pa.types.is_timestamp(kind) and kind.tz is None
 
 
@@ -249,7 +250,7 @@ def _floats(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None
 def _moments(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     """As for Arrow, a datetime without a zone is UTC."""
     moments = cast("Sequence[datetime | None]", values)
-    if kind.tz is None and any(moment is not None and moment.tzinfo is not None for moment in moments):
+    if is_local_time(kind) and any(moment is not None and moment.tzinfo is not None for moment in moments):
         raise _UnknownValuesError("a local time has no zone")
     return _integers([0 if moment is None else to_us(moment) for moment in moments], kind, valid)
 

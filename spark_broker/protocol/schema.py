@@ -13,7 +13,7 @@ from functools import partial
 import pyarrow as pa
 
 from spark_broker.errors import InvalidSchemaError, SchemaMismatchError
-from spark_broker.protocol.arrays import nulls
+from spark_broker.protocol.arrays import is_local_time, nulls
 from spark_broker.protocol.casts import cast, first_refused, is_any_list
 
 MAX_SCHEMA_BYTES = 1024 * 1024
@@ -182,7 +182,7 @@ def _family(kind: pa.DataType) -> str | None:
         "boolean": (pa.types.is_boolean,),
         "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
         "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, *_BINARY),
-        "local time": (pa.types.is_date, lambda kind: pa.types.is_timestamp(kind) and kind.tz is None),
+        "local time": (pa.types.is_date, is_local_time),
         "point in time": (pa.types.is_timestamp,),
         "time": (pa.types.is_time,),
         "duration": (pa.types.is_duration,),

@@ -80,21 +80,15 @@ class Chunk(NamedTuple):
 
         A batch that has more is alone. Raises CorruptMessageError.
         """
-        sizes = [inflated_bytes(frame) for frame in self.frames]
-        if sum(sizes) <= bytes_max and self.row_count <= rows_max:
-            yield self
-            return
-        first = position = 0
-        while first < len(self.frames):
-            end, left_bytes, left_rows, begins = first, bytes_max, rows_max, position
-            while end < len(self.frames) and (
-                end == first or (sizes[end] <= left_bytes and self.frames[end].header.row_count <= left_rows)
-            ):
-                header = self.frames[end].header
-                left_bytes, left_rows = left_bytes - sizes[end], left_rows - header.row_count
-                position, end = position + header.length, end + 1
-            yield Chunk(self.frames[first:end], self.data[begins:position])
-            first = end
+        part, size, rows, begins, position = list[Frame](), 0, 0, 0, 0
+        for frame in self.frames:
+            more_bytes, more_rows = inflated_bytes(frame), frame.header.row_count
+            if part and (size + more_bytes > bytes_max or rows + more_rows > rows_max):
+                yield Chunk(part, self.data[begins:position])
+                part, size, rows, begins = [], 0, 0, position
+            part.append(frame)
+            size, rows, position = size + more_bytes, rows + more_rows, position + frame.header.length
+        yield Chunk(part, self.data[begins:position])
 
 
 class LogView(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterable
 
 from spark_broker.client.cluster_view import ClusterView
 from spark_broker.client.offset_lookup import try_lookup_offsets
@@ -35,7 +36,7 @@ class Brokers:
         del deadline
         return self.view
 
-    def suspects_last(self, addresses: dict[Address, ListOffsetsRequest]) -> list[Address]:
+    def suspects_last(self, addresses: Iterable[Address]) -> list[Address]:
         return sorted(addresses, key=lambda address: address.host)  # At first, nobody is suspect.
 
     def call(self, address: Address, request: ListOffsetsRequest, deadline: Deadline) -> ListOffsetsResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import spark_jvms
 from tests.support.lanes import SPARK, Durations, LaneOfEachWorker, ProcessorTimes, begin_work, make_scheduler
 from tests.support.sensitivity import Hunts, hunting_for_selected
+from tests.support.stacks import StacksOfTests, StacksOfWorkers
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 SPARK_TIMEOUT_S = 300
 """A test with real executors may have to wait for the start of its shared cluster."""
 
-DUMP_BEFORE_S = 1.0
-"""Stacks are written this long before a test's time-out ends its worker."""
-
 _TESTS = Path(__file__).parent
 
 FAST_PATHS = ("tests/unit/", "tests/docs/", "tests/cli/", "tests/client/", "tests/storage/", "tests/test_tidy.py")
@@ -55,24 +52,10 @@ FAST_PATHS = ("tests/unit/", "tests/docs/", "tests/cli/", "tests/client/", "test
 
 NOT_FAST = ("slow", "full", "alone", SPARK)
 
-_stderr = -1
-"""Standard error as it was before pytest began to capture it."""
-
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    global _stderr  # noqa: PLW0603
-    _stderr = os.dup(2)
+    session.config.pluginmanager.register(StacksOfTests(session.config))
     begin_work(session.config)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_timeout_set_timer(settings: TimeoutSettings) -> None:
-    """Show the stacks of a test that hangs. In a run with several workers, pytest-timeout's own output is lost."""
-    faulthandler.dump_traceback_later(max(0.1, settings.timeout - DUMP_BEFORE_S), file=_stderr)
-
-
-def pytest_timeout_cancel_timer() -> None:
-    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -99,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessorTimes())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(LaneOfEachWorker())
+        config.pluginmanager.register(StacksOfWorkers())
         alone = config.getoption("markexpr") == "alone"
         config.pluginmanager.register(Durations(alone, write=config.getoption("--write-durations")))
 
@@ -125,13 +109,6 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     """Remember the outcome for `pytest_unconfigure`."""
     global _exit_status  # noqa: PLW0603
     _exit_status = int(exitstatus)
-
-
-class TimeoutSettings(Protocol):
-    """What pytest-timeout knows of a test."""
-
-    timeout: float
-    """Seconds."""
 
 
 class WaitUntil(Protocol):

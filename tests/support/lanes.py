@@ -110,9 +110,14 @@ def make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
 
         def remove_node(self, node: WorkerController) -> str | None:
             work = self.assigned_work[node]
+            left = ((scope, test) for scope, tests in work.items() for test, done in tests.items() if not done)
+            scope, crashed = next(left, (None, None))
+            if crashed is not None:
+                # xdist would run it again, and a test that always hangs would end every worker.
+                work[scope][crashed] = True
             # The worker that replaces one that crashed would wait for ever in a file of which every test has run.
             self.assigned_work[node] = {scope: tests for scope, tests in work.items() if not all(tests.values())}
-            crashed: str | None = super().remove_node(node)
+            super().remove_node(node)
             return crashed
 
         def _assign_work_unit(self, node: WorkerController) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from spark_broker.transport.channel import UNSENT, UNSENT_MAX_BYTES, Channel
 from spark_broker.transport.frames import Frame, FrameHeader, FrameReader, Operation, encode
 from spark_broker.transport.io_loop import SCRATCH_BYTES, IoLoop
 from spark_broker.transport.sockets import PARTS_MAX, prepare
+from tests.support.alarms import Stop, alarms_stop
 from tests.support.waiting import eventually
 
 HOST = "127.0.0.1"
@@ -152,24 +152,16 @@ def test_nothing_follows_a_frame_of_which_an_interrupt_left_a_part_in_the_queue(
 def test_interrupts_at_any_moment_leave_whole_frames_in_order(loop: IoLoop) -> None:
     """A real signal, whose handler raises, as Ctrl-C does."""
     draw = random.Random(7)
-
-    class InterruptError(BaseException):
-        """Of this test."""
-
-    def interrupt(number: int, stack: object) -> None:
-        raise InterruptError
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with alarms_stop() as alarms:
         for _ in range(60):
             with connected(loop) as (channel, peer):
                 got: list[tuple[list[Frame], bool]] = []
                 reading = threading.Thread(target=lambda peer=peer, got=got: got.append(peer.read()))
                 reading.start()
                 sent = 0
-                with contextlib.suppress(InterruptError):
-                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.004))
-                    while True:
+                with contextlib.suppress(Stop):
+                    alarms.stop_in(draw.uniform(0.0005, 0.004))
+                    while not alarms.rang:
                         channel.send(frame(sent))
                         sent += 1
                 with contextlib.suppress(NetworkError):
@@ -183,9 +175,6 @@ def test_interrupts_at_any_moment_leave_whole_frames_in_order(loop: IoLoop) -> N
             assert len(seen) <= sent + 1
             if 10**9 in numbers(frames):
                 assert numbers(frames)[-1] == 10**9
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_many_threads_send_whole_frames_and_each_in_its_order(loop: IoLoop) -> None:

@@ -7,7 +7,6 @@ import gc
 import os
 import queue
 import random
-import signal
 import socket
 import sys
 import threading
@@ -26,6 +25,7 @@ from spark_broker.transport import client_stream
 from spark_broker.transport.client_stream import ClientStream
 from spark_broker.transport.frames import Frame, FrameReader, Operation, encode
 from spark_broker.transport.sockets import OwnSocket, connected, prepare
+from tests.support.alarms import Stop, alarms_stop
 from tests.support.raw_peer import joined
 from tests.transport.rig import HOST, REQUEST, WAIT_S, descriptors, rig
 
@@ -138,36 +138,18 @@ def test_nothing_is_received_behind_bytes_that_an_interrupt_has_lost(planted: li
             stream.receive(timeout_ms=20_000)
 
 
-@contextmanager
-def interrupting() -> Iterator[Callable[[float], None]]:
-    """Yields what has a signal's handler raise InterruptError after so many seconds."""
-
-    def interrupt(number: int, stack: object) -> None:
-        raise InterruptError
-
-    def interrupt_in(after_s: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, after_s)
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        yield interrupt_in
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_interrupts_at_any_moment_leave_whole_messages_in_order() -> None:
     draw = random.Random(7)
-    with interrupting() as interrupt:
+    with alarms_stop() as alarms:
         for _ in range(40):
             with streaming() as (stream, peer):
                 got: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
                 reading = threading.Thread(target=lambda peer=peer, got=got: got.put(peer.numbers()))
                 reading.start()
                 sent = 0
-                with contextlib.suppress(InterruptError):
-                    interrupt(draw.uniform(0.0005, 0.004))
-                    while True:
+                with contextlib.suppress(Stop):
+                    alarms.stop_in(draw.uniform(0.0005, 0.004))
+                    while not alarms.rang:
                         stream.send(request(sent), LARGE[:5000])
                         sent += 1
                 with contextlib.suppress(NetworkError):
@@ -182,10 +164,10 @@ def test_interrupts_at_any_moment_leave_whole_messages_in_order() -> None:
 
 
 def test_an_interrupt_of_whoever_waits_loses_nothing() -> None:
-    with streaming() as (stream, peer), interrupting() as interrupt:
+    with streaming() as (stream, peer), alarms_stop() as alarms:
         for number in range(5):
-            interrupt(0.02)
-            with pytest.raises(InterruptError):
+            alarms.stop_in(0.02)
+            with pytest.raises(Stop):
                 stream.receive(timeout_ms=None)
             peer.say(FetchResponse(number, []), LARGE)
             message, payload = stream.receive(timeout_ms=20_000)

@@ -359,9 +359,13 @@ class Admin(GroupAdmin, OfOneProcess):
     def _existing(self, name: str, deadline: Deadline) -> TopicView:
         """Ask a broker for the topic. The cache is not used."""
         given.topic_name(name)
-        grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
         missing = UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
-        self._await(lambda: name in self._metadata.fetch([name], deadline).topics, grace.or_sooner(deadline), missing)
+
+        def exists() -> bool:
+            return name in self._metadata.fetch([name], deadline).topics
+
+        if not exists():  # The grace begins with the first answer.
+            self._await(exists, Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS).or_sooner(deadline), missing)
         topic = self._metadata.view.topic(name)
         if topic is None:
             raise missing

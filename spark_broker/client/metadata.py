@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from spark_broker.client import given
@@ -18,6 +19,7 @@ from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline,
 from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
+    ClosedError,
     InconsistentClusterIdError,
     LeaderNotAvailableError,
     NetworkError,
@@ -50,6 +52,9 @@ TOPICS_AT_ONCE = 10_000
 
 _UNANSWERED = (NetworkError, RequestTimedOutError)
 
+_FAILS_ALL = (BootstrapUnreachableError, InconsistentClusterIdError, ClosedError)
+"""What one thread's question has met, another one's would meet. A question that timed out says nothing of the next."""
+
 
 class ConnectionConfig(Protocol):
     """The settings that all clients have."""
@@ -65,6 +70,16 @@ class ConnectionConfig(Protocol):
 
     @property
     def metadata_max_age_ms(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A question about these topics, of one thread. Others that want no other topics wait for its answer."""
+
+    topics: frozenset[str]
+    landed: bool = False
+    answered: bool = False
+    error: SparkBrokerError | None = None
 
 
 class ClusterMetadata:
@@ -88,11 +103,11 @@ class ClusterMetadata:
         self._max_age_ms = max_age_ms
         self._rng = random.Random()
         self._lock = threading.Lock()
-        self._refreshed = Condition(self._lock)
+        self._landed = Condition(self._lock)
         self._view = ClusterView()
         self._lagging = False  # the last answer was older than the view
         self._topics: set[str] = set()
-        self._refreshing = False
+        self._flight: _Flight | None = None
         self._last_refresh_s = float("-inf")
         self._suspects: dict[Address, float] = {}
 
@@ -137,28 +152,44 @@ class ClusterMetadata:
             self._topics.update(names)
 
     def refresh(self, deadline: Deadline) -> ClusterView:
-        """Ask a broker about the topics in use. Threads that ask meanwhile wait for the same answer (single flight).
+        """Ask a broker about the topics in use. Threads that ask meanwhile for no other topics wait for the same answer
+        (single flight).
 
-        Raises BootstrapUnreachableError, RequestTimedOutError or ClosedError.
+        Raises BootstrapUnreachableError, InconsistentClusterIdError, RequestTimedOutError or ClosedError.
         """
         self._origin.check()
         with uninterrupted():
             with self._lock:
-                if self._refreshing:
-                    if not self._refreshed.wait_for(lambda: not self._refreshing, deadline.remaining_s):
+                wanted = frozenset(self._topics)
+            while True:
+                with self._lock:
+                    flight = self._flight
+                    if flight is None:
+                        flight = self._flight = _Flight(frozenset(self._topics))
+                        break
+                    if not self._landed.wait_for(lambda flight=flight: flight.landed, deadline.remaining_s):  # type: ignore[misc]
                         raise RequestTimedOutError("no broker answered a metadata request in time")
+                if isinstance(flight.error, _FAILS_ALL):
+                    raise type(flight.error)(flight.error.message, hint=flight.error.hint)
+                if flight.answered and flight.topics >= wanted:
                     return self._view
-                self._refreshing = True
             try:
-                topics = sorted(self._topics)
-                for first in range(0, len(topics) or 1, TOPICS_AT_ONCE):
-                    self.fetch(topics[first : first + TOPICS_AT_ONCE], deadline)
-                self._last_refresh_s = time.monotonic()
+                self._fly(flight, deadline)
                 return self._view
+            except SparkBrokerError as error:
+                flight.error = error
+                raise
             finally:
                 with self._lock:
-                    self._refreshing = False
-                    self._refreshed.notify_all()
+                    self._flight, flight.landed = None, True
+                    self._landed.notify_all()
+
+    def _fly(self, flight: _Flight, deadline: Deadline) -> None:
+        topics = sorted(flight.topics)
+        for first in range(0, len(topics) or 1, TOPICS_AT_ONCE):
+            self.fetch(topics[first : first + TOPICS_AT_ONCE], deadline)
+        self._last_refresh_s = time.monotonic()
+        flight.answered = True
 
     def fetch(self, topics: list[str] | None, deadline: Deadline) -> ClusterView:
         """What a broker says now about these topics (None: all), and nothing else. The cache takes it, too.
@@ -204,7 +235,7 @@ class ClusterMetadata:
         if view is not None and partition < len(view.partitions) and not self.stale:
             return view
         self.use([name])
-        grace, rounds = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS), Rounds(deadline, self.backoff, self.closing)
+        grace, rounds = None, Rounds(deadline, self.backoff, self.closing)
         failure: SparkBrokerError | None = None
         while True:
             try:
@@ -214,6 +245,7 @@ class ClusterMetadata:
             if view is not None and partition < len(view.partitions):
                 return view
             failure = _unknown(name, view, lagging=self._lagging)
+            grace = grace or Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
             if (grace.expired and not self._lagging) or not rounds.next():
                 raise failure
 
@@ -285,7 +317,7 @@ class ClusterMetadata:
             return  # the parent's, whose threads hold its locks
         self.closing.set()
         with self._lock:
-            self._refreshed.notify_all()
+            self._landed.notify_all()
         self.pool.close()
 
     def _ask_each(

@@ -80,11 +80,12 @@ class TopicGrace:
     """Which errors one call retries: the retriable ones. The absence of a topic is retried only until it is certain."""
 
     def __init__(self) -> None:
-        self._absence_believed = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
+        self._absence_believed: Deadline | None = None  # It begins with the first answer: one may take longer.
 
     def retries(self, error: SparkBrokerError) -> bool:
         """Whether the call may go on after the error."""
         if isinstance(error, UnknownTopicOrPartitionError):
+            self._absence_believed = self._absence_believed or Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
             return not self._absence_believed.expired
         return error.retriable
 

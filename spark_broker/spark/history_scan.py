@@ -79,7 +79,7 @@ def ranges_with_history(
         if not reach:
             return spark.read.format("spark_broker").options(**options).load(topic).limit(0)
         scan = _HistoryScan(spark, metadata, view, read, deadline)
-        return scan.joined(scan.planned(reach), lambda: _of_log(spark, topic, options, reach), options)
+        return scan.joined(scan.planned(reach), lambda: _of_log(spark, view, options, reach), options)
 
 
 def _has_delta(spark: SparkSession) -> bool:
@@ -104,7 +104,7 @@ def with_history(spark: SparkSession, log: DataFrame, topic: str, options: Mappi
         scan = _HistoryScan(spark, metadata, view, read, deadline)
         if not scan.history:
             return log
-        return scan.joined(scan.wanted(), lambda: log, options)
+        return scan.joined(scan.wanted(), lambda: log, options, others=scan.others)
 
 
 @dataclass
@@ -133,11 +133,21 @@ class _HistoryScan:
                 ranges[state.partition] = HistoryRange(start, end)
         return ranges
 
+    @property
+    def others(self) -> str:
+        """What the read does with partitions that come before it is planned (`otherPartitions`)."""
+        return "all" if isinstance(self.read.start, Earliest) and isinstance(self.read.end, Latest) else "refused"
+
     def joined(
-        self, wanted: Mapping[int, Wanted], by_source: Callable[[], DataFrame], options: Mapping[str, str]
+        self,
+        wanted: Mapping[int, Wanted],
+        by_source: Callable[[], DataFrame],
+        options: Mapping[str, str],
+        *,
+        others: str = "none",
     ) -> DataFrame:
         """What is wanted, from table and log. `by_source`: the read of all of it by the source, which reads a table
-        through deltalake. `options`: of a read.
+        through deltalake. `options`: of a read. `others`: its `otherPartitions`.
 
         Raises OffsetOutOfRangeError for what was deleted although it is wanted (unless failOnDataLoss is false).
         """
@@ -152,7 +162,7 @@ class _HistoryScan:
         self._report(parts.lost)
         if not parts.log:
             return self._rows(table, parts, by_source())
-        rest = _of_log(self.spark, self.topic.name, options, parts.log)
+        rest = _of_log(self.spark, self.topic, options, parts.log, others=others)
         return self._rows(table, parts, rest).unionByName(rest)
 
     def _split(self, wanted: Mapping[int, Wanted], recorded: TopicView) -> Split:
@@ -249,13 +259,18 @@ class _HistoryScan:
 
 
 def _of_log(
-    spark: SparkSession, topic: str, options: Mapping[str, str], reach: Mapping[int, tuple[int, int]]
+    spark: SparkSession,
+    topic: TopicView,
+    options: Mapping[str, str],
+    reach: Mapping[int, tuple[int, int]],
+    *,
+    others: str = "none",
 ) -> DataFrame:
     """What the log has of these partitions, from one offset up to another (exclusive; -1: the latest)."""
     kept = {name: value for name, value in options.items() if name.lower() not in {each.lower() for each in _BOUNDS}}
-    starts, ends = (json.dumps({topic: {str(p): each[side] for p, each in reach.items()}}) for side in (0, 1))
-    assign = json.dumps({topic: list(reach)})
-    reader = spark.read.format("spark_broker").options(**kept)
+    starts, ends = (json.dumps({topic.name: {str(p): each[side] for p, each in reach.items()}}) for side in (0, 1))
+    assign = json.dumps({topic.name: list(reach)})
+    reader = spark.read.format("spark_broker").options(**kept).options(topicId=topic.topic_id, otherPartitions=others)
     return reader.options(assign=assign, startingOffsets=starts, endingOffsets=ends).load()
 
 

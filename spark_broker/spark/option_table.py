@@ -75,6 +75,13 @@ WITHOUT_EFFECT = (
 )
 """Options of Spark's Kafka source that a job may keep when it changes the format."""
 
+INTERNAL = (Option("topicId"), Option("otherPartitions", "none", queries=Query.BATCH))
+"""Options of the reads of a log that `read_topic` joins with the topic's table.
+
+Spark plans such a read when it is first used. `topicId`: another topic may have the name by then. `otherPartitions`:
+the topic may have grown; partitions that `assign` does not name are read as a whole (`all`), refused or left out.
+"""
+
 OPTIONS = tuple(option.name for option in TABLE)
 
-DEFAULTS = {option.name: option for option in TABLE}
+DEFAULTS = {option.name: option for option in (*TABLE, *INTERNAL)}

@@ -12,7 +12,7 @@ from spark_broker.config import ConsumerConfig, unknown_setting
 from spark_broker.digits import digits
 from spark_broker.spark.bounds import Bound, parse_end, parse_start
 from spark_broker.spark.limits import Limits, checked, parse_duration_ms
-from spark_broker.spark.option_table import DEFAULTS, OPTIONS, WITHOUT_EFFECT, Query
+from spark_broker.spark.option_table import DEFAULTS, INTERNAL, OPTIONS, WITHOUT_EFFECT, Query
 from spark_broker.spark.ranges import TaskRules, TaskSize
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.selection import Selection, parse_selection
@@ -47,6 +47,8 @@ class ReadOptions:
     limits: Limits = field(default_factory=Limits)
     group: str = ""
     ranges: bool = False
+    topic_id: str = ""
+    other_partitions: str = "none"
 
 
 def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> ReadOptions:
@@ -70,12 +72,14 @@ def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> Rea
         limits=_limits(values),
         group=_group(values),
         ranges=_flag(values, "ranges"),
+        topic_id=values.get("topicId", ""),
+        other_partitions=values.get("otherPartitions", DEFAULTS["otherPartitions"].default),
     )
 
 
 def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Options by canonical name, and consumer settings without their prefix."""
-    canonical = {name.lower(): name for name in OPTIONS}
+    canonical = {name.lower(): name for name in (*OPTIONS, *(option.name for option in INTERNAL))}
     ignored = {name.lower() for name in WITHOUT_EFFECT}
     allowed = set(ConsumerConfig.setting_names()) - {*_SET_BY_THE_SOURCE, "group.id"}
     values: dict[str, str] = {}

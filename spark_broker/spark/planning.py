@@ -5,6 +5,7 @@ read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -21,6 +22,7 @@ from spark_broker.spark.cluster import partitions_of
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, TaskRanges, tasks_of
 from spark_broker.spark.refusals import invalid_option
+from spark_broker.spark.selection import Assign
 from spark_broker.times import LATEST, Moment
 
 Infos = Mapping[TopicPartition, ListedOffset]
@@ -59,6 +61,32 @@ def plan_tasks(
         )
     sizes = {tp: info.size_bytes / max(1, info.offset - info.log_start_offset) for tp, info in infos.items()}
     return tasks_of(ranges, options.tasks, sizes)
+
+
+def with_others(read: ReadOptions, topic: TopicView) -> ReadOptions:
+    """The read of assigned partitions of one topic, by offsets, as its `otherPartitions` has it now.
+
+    Raises InvalidConfigError where it refuses them.
+    """
+    start, end, selection = read.start, read.end, read.selection
+    if not (isinstance(selection, Assign) and isinstance(start, ByOffset) and isinstance(end, ByOffset)):
+        return read
+    assigned = selection.partitions[topic.name]
+    others = [state.partition for state in topic.partitions if state.partition not in assigned]
+    if not others or read.other_partitions == "none":
+        return read
+    if read.other_partitions != "all":
+        raise invalid_option(
+            f"topic {topic.name!r} has {len(others)} more partitions than when this DataFrame was made, and its range "
+            "does not say what to read of them; make the DataFrame again"
+        )
+    tps = [TopicPartition(topic.name, number) for number in others]
+    return replace(
+        read,
+        selection=Assign({topic.name: (*assigned, *others)}),
+        start=replace(start, offsets={**start.offsets, **dict.fromkeys(tps, EARLIEST_OFFSET)}),
+        end=replace(end, offsets={**end.offsets, **dict.fromkeys(tps, LATEST_OFFSET)}),
+    )
 
 
 def resolve_starts(

@@ -30,7 +30,7 @@ from spark_broker.spark.fetch_session import RangeSession
 from spark_broker.spark.planned_topic import planned_topic
 from spark_broker.spark.ranges import OffsetRange
 from spark_broker.storage.filesystem import current_user
-from spark_broker.times import EARLIEST, LATEST
+from spark_broker.times import LATEST
 
 FIRST_ANSWER_TIMEOUT_MS = 2000
 """A frozen leader takes requests and never answers. A healthy one answers within milliseconds, because what is read is
@@ -220,10 +220,14 @@ class RangeReader:
         tp, position = self._part.tp, self._position
         if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(f"{tp}: records from offset {position} on are gone: {error.message}") from error
-        info = lookup_offsets(self._metadata, {tp: EARLIEST}, self._deadline)[tp]
-        begins = self._topic().begins(tp.partition, info.log_start_offset)
-        lost_before = begins if begins > position else self._part.end
-        self._position = min(lost_before, self._part.end)
+        settings = self._settings
+        log = lookup_offsets(self._metadata, {tp: LATEST}, self._deadline, read_committed=settings.read_committed)[tp]
+        topic = self._metadata.as_recorded(self._topic(), self._deadline)  # The metadata may lack the last deletion.
+        begins = topic.begins(tp.partition, log.log_start_offset)
+        if begins <= position < log.offset:
+            self._try_again(error)  # It is there: whoever answered lagged behind.
+            return
+        self._position = min(begins if begins > position else self._part.end, self._part.end)
         _log.warning("%s: records %d to %d (exclusive) are gone; reading on", tp, position, self._position)
 
     def _answer_timeout_ms(self) -> int:

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from spark_broker.quiet_end import end_in_silence
 from spark_broker.spark.option_table import Query
 from spark_broker.spark.options import ReadOptions, parse_options
+from spark_broker.spark.planned_topic import planned_topic
 from spark_broker.spark.range_rows import ranges_schema
 from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.spark_schema import spark_schema
@@ -65,12 +66,15 @@ class BatchReader(DataSourceReader):
         """What each task reads. Raises typed errors: an unknown column, offsets that do not exist, no cluster."""
         from spark_broker.client.retry import Deadline
         from spark_broker.spark.cluster import connected, selected_topics
-        from spark_broker.spark.planning import plan_tasks
+        from spark_broker.spark.planning import plan_tasks, with_others
 
         options = self._options
         deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
         with connected(options.settings) as metadata:
             topics = selected_topics(metadata, options.selection, deadline)
+            if options.topic_id:
+                topics = [planned_topic(metadata, topics[0].name, options.topic_id, deadline)]
+                options = with_others(options, topics[0])
             tasks = plan_tasks(metadata, options, topics, deadline)
             return planned(tasks, topics, options, self._schema, metadata.view)
 

@@ -14,8 +14,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_broker.client import history_reader
+from spark_broker.client.cluster_view import TopicView
 from spark_broker.errors import (
     InconsistentTopicIdError,
+    InvalidConfigError,
     InvalidDataError,
     MissingDependencyError,
     OffsetOutOfRangeError,
@@ -25,9 +27,9 @@ from spark_broker.protocol.messages import HistoryMetadata
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from spark_broker.spark import history_scan
 from spark_broker.spark.history_split import HistoryRange, Split
-from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
-from tests.datasource.conftest import MakeRead, MakeStream
-from tests.datasource.test_planning import SCHEMA, fill
+from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster, FakePartition
+from tests.datasource.conftest import MakeRead, MakeStream, Read
+from tests.datasource.test_planning import SCHEMA, fill, numbers
 from tests.support.delta_files import table_id
 from tests.support.table_rows import with_time
 
@@ -298,21 +300,43 @@ def test_what_cannot_be_read_is_a_clear_error_and_no_gap(
         read(subscribe="t").table()
 
 
+Reach = Mapping[int, tuple[int, int]]
+
+
 class DeltaSession:
     """Stands for a session with Delta. It notes what a read takes from the log, and which version of the table."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.of_log: list[Mapping[int, tuple[int, int]]] = []
+        self.of_log: list[Reach] = []
         self.of_table: list[Mapping[int, HistoryRange]] = []
+        self.options: dict[str, str] = {}
         self.when_opened: Callable[[], None] = lambda: None
+        of_log = history_scan._of_log
+
+        def log(
+            spark: object, topic: TopicView, options: Mapping[str, str], reach: Reach, others: str = "none"
+        ) -> object:
+            of_log(self, topic, options, reach, others=others)  # type: ignore[arg-type]
+            self.of_log.append(reach)
+            return self
+
         monkeypatch.setattr(history_scan, "_has_delta", lambda spark: True)
-        monkeypatch.setattr(history_scan, "_of_log", lambda spark, topic, options, reach: self._log(reach))
+        monkeypatch.setattr(history_scan, "_of_log", log)
         monkeypatch.setattr(history_scan._HistoryScan, "_table", lambda scan: self.when_opened())
         monkeypatch.setattr(history_scan._HistoryScan, "_rows", lambda scan, frame, parts, log: self._rows(parts))
 
-    def _log(self, reach: Mapping[int, tuple[int, int]]) -> object:
-        self.of_log.append(reach)
-        return self
+    @property
+    def read(self) -> SimpleNamespace:
+        """A reader of the source, whose options are noted."""
+
+        reader = SimpleNamespace()
+
+        def options(**given: str) -> SimpleNamespace:
+            self.options.update(given)
+            return reader
+
+        reader.format, reader.options, reader.load = lambda name: reader, options, lambda: self
+        return reader
 
     def _rows(self, parts: Split) -> DeltaSession:
         self.of_table.append(parts.table)
@@ -366,7 +390,7 @@ def test_delta_scans_one_version_in_every_query(
     monkeypatch.setattr(history_scan, "transactions_of", lambda found: {})
     monkeypatch.setattr(history_scan, "_has_delta", lambda spark: True)
     monkeypatch.setattr(history_scan._HistoryScan, "_rows", lambda scan, frame, parts, log: frame)
-    monkeypatch.setattr(history_scan, "_of_log", lambda *_: None)
+    monkeypatch.setattr(history_scan, "_of_log", lambda *_, **__: None)
 
     def reader(name: str) -> SimpleNamespace:
         return SimpleNamespace(option=lambda *option: SimpleNamespace(load=lambda path: (name, option)))
@@ -395,6 +419,66 @@ def test_what_the_table_has_refused_comes_from_the_log(
         return
     assert delta.of_table == [{0: HistoryRange(3, table_end)}, {0: HistoryRange(0, table_end)}]
     assert delta.of_log == [{0: (first, 50)}, {0: (max(first, log_start), -1)}]
+
+
+def log_part(cluster: FakeCluster, delta: DeltaSession, read: MakeRead, **options: str) -> Callable[[], Read]:
+    """What `read_topic` reads from the log: planned when the frame is first used."""
+    given = {"bootstrap.servers": cluster.bootstrap, **options}
+    history_scan.with_history(delta, delta, "t", given)  # type: ignore[arg-type]
+    return lambda: read(**delta.options)
+
+
+@pytest.mark.usefixtures("table")
+def test_a_view_of_a_topic_that_was_made_anew_since_mixes_no_records_of_both(
+    cluster: FakeCluster, delta: DeltaSession, read: MakeRead
+) -> None:
+    """Story: it had the table of the old topic, and of the new one the records behind the table's end."""
+    of_log = log_part(cluster, delta, read)
+    assert of_log().table()["n"].to_pylist() == list(range(BOUNDARY, END))
+    del cluster.topics["t"]
+    fill(cluster, "t", 1, 40)
+    with pytest.raises(InconsistentTopicIdError, match="created again"):
+        of_log()
+
+
+@pytest.mark.usefixtures("table")
+def test_a_view_of_a_topic_that_has_grown_since_has_the_new_partitions(
+    cluster: FakeCluster, delta: DeltaSession, read: MakeRead
+) -> None:
+    whole = log_part(cluster, delta, read)
+    grow(cluster)
+    assert whole().table()["n"].to_pylist() == [*range(BOUNDARY, END), 1000, 1001]
+
+
+@pytest.mark.usefixtures("table")
+def test_a_range_of_a_topic_that_has_grown_since_is_refused(
+    cluster: FakeCluster, delta: DeltaSession, read: MakeRead
+) -> None:
+    part = log_part(cluster, delta, read, startingTimestamp=str(APPEND_TIME_MS - 2 * HOUR_MS))
+    grow(cluster)
+    with pytest.raises(InvalidConfigError, match="make the DataFrame again"):
+        part()
+
+
+def grow(cluster: FakeCluster) -> None:
+    topic = cluster.topics["t"]
+    topic.partitions.append(FakePartition(leader=0))
+    cluster.store("t", 1, numbers(1000, 1001))
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("position", [0, 15, 25])
+def test_what_is_deleted_after_the_plan_is_passed_over_and_nothing_else(
+    cluster: FakeCluster, read: MakeRead, position: int
+) -> None:
+    """Story: the metadata of the task did not have the deletion yet, and nothing was read at all."""
+    cluster.metadata_offset = 7
+    lenient = read(subscribe="t", failOnDataLoss="false", startingOffsets=offsets(position))
+    before = read(subscribe="t", failOnDataLoss="false", startingOffsets=offsets(position))
+    assert before.table()["n"].to_pylist() == [n for n in EVERYTHING if n >= position]
+    cluster.topics["t"].log_starts = [12]
+    cluster.metadata_offset = 8
+    assert lenient.table()["n"].to_pylist() == [n for n in EVERYTHING if n >= max(12, position)]
 
 
 @pytest.mark.usefixtures("table")

@@ -77,6 +77,17 @@ class TopicView:
             return f"it was taken back to transaction {transaction}, and the history needs {history.version}"
         return ""
 
+    def why_not_its_columns(self, columns: Iterable[str]) -> str:
+        """Why a table with these columns does not have what was tiered; empty: nothing shows it.
+
+        A column that came to the topic later may not be in the table yet. Those of its first schema always are.
+        """
+        if self.history is None or self.history.version < 0:
+            return ""
+        there = {name.lower() for name in columns}
+        lost = [name for name in self.schemas[0].names if name.lower() not in there]
+        return f"it has no column {', '.join(lost)} any more, which was renamed or dropped" if lost else ""
+
     def deleted_before(self, partition: int) -> int:
         """Records of the partition before this offset were deleted, wherever they were; 0: none were."""
         return self.log_starts[partition] if partition < len(self.log_starts) else 0

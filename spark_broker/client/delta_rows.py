@@ -71,8 +71,9 @@ class DeltaRows:
             self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
             self._size = pc.sum(actions.column("size_bytes")).as_py() or 0
         missing = [name for name in _LOG_COLUMNS if name not in self.columns]
-        if why or missing:
-            raise self._unreadable(why or f"it has no column {', '.join(missing)}")
+        why = why or (f"it has no column {', '.join(missing)}" if missing else topic.why_not_its_columns(self.columns))
+        if why:
+            raise self._unreadable(why)
 
     def sorted(self, rows: Rows, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows by offset, with these columns of the table, under these names."""

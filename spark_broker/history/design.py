@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 """Names in the metadata of a column: of the expression that computes it, its default, and the length of its text."""
 
 MADE_BY_DELTA = "delta.identity."
+INVARIANT = "delta.invariants"
 
 NULL_TEXTS = "'', '__HIVE_DEFAULT_PARTITION__'"
 """In a partition column, these texts are read back as null. (If it is NOT NULL, the table cannot be read then.)"""
@@ -109,8 +111,8 @@ class TableDesign:
         ]
         for column in self.columns:
             name = quoted(column.name)
-            if not column.nullable:
-                rules.append(Rule(f"column {column.name} must not be null", f"{name} IS NOT NULL"))
+            if column.name.lower() in there or not _is_identity(column):
+                rules += _rules_within(column, "", "")
             if GENERATED in column.metadata and column.name.lower() in there:
                 rules.append(Rule(f"generated column {column.name}", f"{name} <=> ({column.metadata[GENERATED]})"))
             length = _LENGTH.fullmatch(column.metadata.get(VARCHAR, ""))
@@ -145,13 +147,15 @@ class TableDesign:
 
     def makes(self, name: str) -> bool:
         """Whether Delta gives the column a value where rows lack it."""
-        metadata = self.column(name).metadata
-        return GENERATED in metadata or DEFAULT in metadata
+        column = self.column(name)
+        return GENERATED in column.metadata or DEFAULT in column.metadata or _is_identity(column)
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Check that rows with these columns can satisfy the rules. Raises TieringStoppedError."""
         there = {name.lower() for name in names}
         for column in self.columns:
+            if column.name.lower() not in there and _is_identity(column):
+                self._check_unjudged(column)
             given = column.name.lower() in there or self.makes(column.name)
             if not given and not column.nullable:
                 raise TieringStoppedError(
@@ -163,15 +167,47 @@ class TableDesign:
                     "inside of arrays, maps and structs are not checked here. Make these texts STRING"
                 )
 
+    def _check_unjudged(self, column: StructField) -> None:
+        """Delta gives an identity column its values as it writes. Before that, no rule about them can be judged."""
+        for name, expression in self.properties.items():
+            if name.startswith(CONSTRAINT) and re.search(rf"(?i)\b{re.escape(column.name)}\b", expression):
+                raise TieringStoppedError(
+                    f"the CHECK constraint {name.removeprefix(CONSTRAINT)} of the table {self.path} is about its "
+                    f"identity column {column.name!r}, and cannot be judged before the rows are written. Drop it"
+                )
+
     def check_rewrite(self) -> None:
         """Check that nothing of the table is lost when its rows are written anew. Raises TieringStoppedError."""
         for column in self.columns:
-            made = any(key in (GENERATED, DEFAULT) or key.startswith(MADE_BY_DELTA) for key in column.metadata)
-            if made or not column.nullable:
+            if self.makes(column.name) or not column.nullable:
                 raise TieringStoppedError(
                     f"the table {self.path} cannot be written anew: column {column.name!r} would lose that it is "
                     "NOT NULL, generated, or has a default. Widen it yourself, or set delta.type.widening=native"
                 )
+
+
+def _is_identity(column: StructField) -> bool:
+    return any(key.startswith(MADE_BY_DELTA) for key in column.metadata)
+
+
+def _rules_within(column: StructField, path: str, shown: str) -> list[Rule]:
+    """What Delta checks of a column and of the fields of structs in it, but not within arrays and maps."""
+    from pyspark.sql.types import StructType
+
+    path, shown = f"{path}{quoted(column.name)}", f"{shown}{column.name}"
+    rules = []
+    if not column.nullable:
+        rules.append(Rule(f"column {shown} must not be null", f"{path} IS NOT NULL"))
+    elif INVARIANT in column.metadata:
+        rules.append(Rule(f"invariant of column {shown}", _expression_of(column.metadata[INVARIANT])))
+    if isinstance(column.dataType, StructType):
+        for field in column.dataType:
+            rules += _rules_within(field, f"{path}.", f"{shown}.")
+    return rules
+
+
+def _expression_of(invariant: str) -> str:
+    return str(json.loads(invariant)["expression"]["expression"])
 
 
 def wider_columns(design: TableDesign, schema: StructType) -> dict[str, DataType]:

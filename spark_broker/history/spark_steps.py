@@ -28,7 +28,7 @@ from spark_broker.history.steps import (
     SaveRefused,
     Step,
 )
-from spark_broker.history.table import HistoryTable
+from spark_broker.history.table import HistoryTable, failures
 from spark_broker.protocol.messages import ListedOffset, Message, RaiseLogStartsRequest, ReportTieringRequest
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class SparkSteps:
         """
         match step:
             case ReadTable():
-                step.answer = self._table.snapshot(step.recorded)
+                step.answer = self._table.snapshot(step.recorded, self._topic.why_not_its_columns)
             case ListLogs():
                 step.answer = self._list_logs(self._topic, step.ends)
             case CompareWithLogs():
@@ -145,9 +145,11 @@ class SparkSteps:
             "includeHeaders": "true",
             "includeLeaderEpoch": "true",
             "minPartitions": str(files),
+            "topicId": topic.topic_id,
         }
-        frame = self._spark.read.format("spark_broker").options(**options).load()
-        return with_table_columns(frame, topic).coalesce(files)
+        with failures(f"the records of {topic.name} cannot be read"):
+            frame = self._spark.read.format("spark_broker").options(**options).load()
+            return with_table_columns(frame, topic).coalesce(files)
 
 
 def file_count(size_bytes: int, cores: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +61,14 @@ class HistoryTable:
         self._path = path
         self._app_id = app_id
 
-    def snapshot(self, recorded: int) -> TableSnapshot | None:
+    def snapshot(self, recorded: int, why_not: Callable[[list[str]], str] = lambda columns: "") -> TableSnapshot | None:
         """The newest version, with our commits from this transaction on; None: there is no table.
 
-        Raises TieringStoppedError where the table cannot be read, or is the history of another topic;
-        HistoryNotFoundError, if something is recorded to be in it.
+        `why_not`: why a table with these columns is not the topic's. Raises TieringStoppedError where the table cannot
+        be read, or is the history of another topic; HistoryNotFoundError, if something is recorded to be in it.
         """
         kind = TieringStoppedError if recorded < 0 else HistoryNotFoundError
-        with _failures(f"the table {self._path} cannot be read", kind):
+        with failures(f"the table {self._path} cannot be read", kind):
             # DeltaTable.isDeltaTable may answer from a cache, and not see a table that another process has made since.
             snapshot = self._delta_snapshot()
             if snapshot.version() < 0:
@@ -77,6 +77,9 @@ class HistoryTable:
             if why:
                 raise kind(f"the table {self._path} lacks a commit: {why}. Put it back, from a backup")
             version = self._our_version(snapshot, kind)
+            why = why_not([field["name"] for field in json.loads(snapshot.metadata().schemaString())["fields"]])
+            if why:
+                raise kind(f"the table {self._path} is not the whole history: {why}. Give the column its name again")
             table_version = int(snapshot.version())
             commits = self._commits(recorded - 1, version, table_version) if version >= max(recorded, 0) else {}
             return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
@@ -94,7 +97,7 @@ class HistoryTable:
         if wider:
             self._widen(design, wider, widening)
         if TIMESTAMP_NTZ not in design.properties and holds_local_times(frame.schema) and not design.holds_local_times:
-            with _failures(f"the table {self._path} cannot get {TIMESTAMP_NTZ}, which a new column needs"):
+            with failures(f"the table {self._path} cannot get {TIMESTAMP_NTZ}, which a new column needs"):
                 self._set_property(TIMESTAMP_NTZ, "supported")
         there = {field.name.lower() for field in frame.schema}
         for name in design.partitioned_by:
@@ -104,7 +107,7 @@ class HistoryTable:
 
     def design(self) -> TableDesign:
         """The table's columns and rules, as they are now. Raises TieringStoppedError."""
-        with _failures(f"the table {self._path} cannot be read"):
+        with failures(f"the table {self._path} cannot be read"):
             metadata = self._delta_snapshot().metadata()
             configuration = metadata.configuration()
             names = self._scala_list(configuration.keys())
@@ -128,7 +131,7 @@ class HistoryTable:
                 "to native (deltalake cannot read the table then) or to rewrite (it is written anew)"
             )
         logger.warning("the table %s widens %s (%s)", self._path, changes, widening)
-        with _failures(f"the table {self._path} cannot widen {changes}"):
+        with failures(f"the table {self._path} cannot widen {changes}"):
             if widening == "native":
                 # Delta then widens a column when wider values are appended.
                 if design.properties.get(TYPE_WIDENING) != "true":
@@ -148,7 +151,7 @@ class HistoryTable:
 
         Raises ConflictError where another tierer was first, and TieringStoppedError where the table cannot be written.
         """
-        with _failures(f"the table {self._path} cannot be written"):
+        with failures(f"the table {self._path} cannot be written"):
             writer = frame.write.mode("append").option("mergeSchema", "true")
             # Counts when this append creates the table.
             writer = writer.option("delta.dataSkippingStatsColumns", ",".join(_with_statistics(frame.schema)))
@@ -163,7 +166,7 @@ class HistoryTable:
         from pyspark.sql.functions import col
         from pyspark.sql.functions import min as least
 
-        with _failures(f"the table {self._path} cannot be compared with the log"):
+        with failures(f"the table {self._path} cannot be compared with the log"):
             rows = self._spark.read.format("delta").load(self._path).where(_within(ranges))
             rows = rows.select("_partition", "_offset", "_leader_epoch")
             if log is not None:
@@ -179,7 +182,7 @@ class HistoryTable:
         Raises ConflictError where another tierer was first, and TieringStoppedError where the table cannot be written.
         """
         beyond = (f"(_partition = {partition} AND _offset >= {offset})" for partition, offset in offsets.items())
-        with _failures(f"rows of the table {self._path} cannot be deleted"):
+        with failures(f"rows of the table {self._path} cannot be deleted"):
             nothing = self._spark.read.format("delta").load(self._path).limit(0)
             return self._written(nothing.write.mode("overwrite").option("replaceWhere", " OR ".join(beyond)), commit)
 
@@ -199,7 +202,7 @@ class HistoryTable:
         design.check_columns(frame.columns)
         if not design.rules(frame.columns) and not design.kept(frame.columns):
             return frame, 0
-        with _failures(f"the rules of the table {self._path} cannot be applied"):
+        with failures(f"the rules of the table {self._path} cannot be applied"):
             rows = judged(frame, design)
             count = count_refused(rows, design, frame.columns)
             return (accepted(rows), count) if count else (frame, 0)
@@ -210,7 +213,7 @@ class HistoryTable:
         `columns`: the topic's. Raises TieringStoppedError where it cannot be written.
         """
         path = dead_letters_path(self._path)
-        with _failures(f"the table {path} cannot be written, for records that the table {self._path} refused"):
+        with failures(f"the table {path} cannot be written, for records that the table {self._path} refused"):
             # The newest version, and not the commit's: after a week Delta refuses to read older ones.
             table = self._spark.read.format("delta").load(self._path)
             there = table.where(_within(commit.refused)).select("_partition", "_offset")
@@ -225,7 +228,7 @@ class HistoryTable:
         Raises ConflictError where somebody else writes meanwhile, and TieringStoppedError where rows cannot be deleted.
         """
         conditions = (f"(_partition = {partition} AND _offset < {start})" for partition, start in starts.items())
-        with _failures(f"rows of the table {self._path} cannot be deleted"):
+        with failures(f"rows of the table {self._path} cannot be deleted"):
             from delta.tables import DeltaTable
 
             DeltaTable.forPath(self._spark, self._path).delete(" OR ".join(conditions))
@@ -326,8 +329,8 @@ def _with_statistics(schema: StructType) -> Sequence[str]:
 
 
 @contextmanager
-def _failures(what: str, kind: type[TieringStoppedError] = TieringStoppedError) -> Iterator[None]:
-    """Turn Spark's errors into ours."""
+def failures(what: str, kind: type[TieringStoppedError] = TieringStoppedError) -> Iterator[None]:
+    """Turn the errors of Spark in this block into ours."""
     from delta.exceptions import DeltaConcurrentModificationException
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException

@@ -100,6 +100,9 @@ class Tierer:
             except TieringStoppedError as error:
                 self._report(target, error.message, found=False if isinstance(error, HistoryNotFoundError) else None)
                 raise
+            except SparkBrokerError as error:  # One partition without a leader holds up all of them.
+                self._report(target, error.message)
+                raise
             else:
                 self._report(target, "", found=True)
                 return tiered
@@ -212,6 +215,10 @@ def own_session(spark: SparkSession) -> SparkSession:
     # Partition values are texts, and in zones with summer time an hour comes twice. Rules and generated columns mean
     # the same whoever tiers.
     own.conf.set("spark.sql.session.timeZone", "UTC")
+    # A rule that fails for one record is broken by it, and holds up no other record.
+    own.conf.set("spark.sql.ansi.enabled", "false")
+    # With "dynamic", Delta does not write a partitioned table anew.
+    own.conf.set("spark.sql.sources.partitionOverwriteMode", "static")
     # It rewrites files of the table: a row that a flipped bit has changed would get a right checksum then, and what a
     # read passes over would be gone.
     own.conf.set(CHECK_PAGES, "true")

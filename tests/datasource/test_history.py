@@ -303,6 +303,13 @@ def test_what_cannot_be_read_is_a_clear_error_and_no_gap(
 Reach = Mapping[int, tuple[int, int]]
 
 
+def test_a_column_of_the_first_records_that_the_table_lacks_was_renamed(table: Path, read: MakeRead) -> None:
+    """Story: it was null in all records that only the table had."""
+    write_deltalake(str(table), rows(0, BOUNDARY).rename_columns({"n": "m"}), mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(InvalidDataError, match="it has no column n any more, which was renamed or dropped"):
+        read(subscribe="t").table()
+
+
 class DeltaSession:
     """Stands for a session with Delta. It notes what a read takes from the log, and which version of the table."""
 
@@ -393,12 +400,15 @@ def test_delta_scans_one_version_in_every_query(
     monkeypatch.setattr(history_scan, "_of_log", lambda *_, **__: None)
 
     def reader(name: str) -> SimpleNamespace:
-        return SimpleNamespace(option=lambda *option: SimpleNamespace(load=lambda path: (name, option)))
+        def loaded(*option: object) -> SimpleNamespace:
+            return SimpleNamespace(columns=["n"], read_as=name, by=option)
+
+        return SimpleNamespace(option=lambda *option: SimpleNamespace(load=lambda path: loaded(*option)))
 
     session = SimpleNamespace(read=SimpleNamespace(format=reader))
     topic_id, given = cluster.topics["t"].topic_id, {"bootstrap.servers": cluster.bootstrap}
     frame = history_scan.ranges_with_history(session, "t", topic_id, {0: (3, 20)}, given)  # type: ignore[arg-type]
-    assert frame == ("delta", ("versionAsOf", 2))  # type: ignore[comparison-overlap]
+    assert vars(frame) == {"columns": ["n"], "read_as": "delta", "by": ("versionAsOf", 2)}
 
 
 @pytest.mark.parametrize(("log_start", "table_end"), [(LOG_START, LOG_START), (40, BOUNDARY), (0, 0)])

@@ -30,3 +30,46 @@ def test_lengths_inside_of_a_column_stop_tiering_and_say_so(declared: str) -> No
     with pytest.raises(TieringStoppedError, match=r"column 'c' of the table /lake/t is .*Make these texts STRING"):
         design.check_columns(["c"])
     assert design.rules(["c"]) == []
+
+
+def design(*fields: dict[str, Any], **properties: str) -> TableDesign:
+    given = [{"nullable": True, "metadata": {}, **field} for field in fields]
+    return TableDesign.of("/lake/t", {"type": "struct", "fields": given}, properties, ())
+
+
+ZIP = {"name": "zip", "type": "string", "nullable": False, "metadata": {}}
+INVARIANT = {"delta.invariants": '{"expression":{"expression":"n > 3"}}'}
+IDENTITY = {"name": "id", "type": "long", "metadata": {"delta.identity.start": 1, "delta.identity.step": 1}}
+
+
+@pytest.mark.parametrize(
+    ("field", "rules"),
+    [
+        (
+            {"name": "addr", "type": {"type": "struct", "fields": [ZIP]}},
+            {"column addr.zip must not be null": "`addr`.`zip` IS NOT NULL"},
+        ),
+        (
+            {
+                "name": "list",
+                "type": {"type": "array", "elementType": {"type": "struct", "fields": [ZIP]}, "containsNull": True},
+            },
+            {},  # Delta does not look into arrays.
+        ),
+        ({"name": "n", "type": "integer", "metadata": INVARIANT}, {"invariant of column n": "n > 3"}),
+        ({**IDENTITY, "nullable": False}, {}),
+    ],
+)
+def test_the_rules_are_those_that_delta_enforces(field: dict[str, Any], rules: dict[str, str]) -> None:
+    """Story: one record that broke a rule of a nested field stopped tiering for good."""
+    found = design(field)
+    found.check_columns(["addr", "list", "n"])
+    assert {rule.name: rule.condition for rule in found.rules(["addr", "list", "n"])} == rules
+
+
+def test_a_rule_about_an_identity_column_stops_tiering() -> None:
+    """Story: Delta gives it a value, and each record became a dead letter because it has none before."""
+    found = design(IDENTITY, **{"delta.constraints.pos": "`ID` > 0"})
+    with pytest.raises(TieringStoppedError, match="its identity column 'id'"):
+        found.check_columns(["n"])
+    found.check_columns(["id"])

@@ -159,3 +159,25 @@ def test_a_table_that_demands_what_the_topic_lacks_stops_tiering(
     assert "column 'owner'" in answer["message"]
     assert not Path(f"{table}_dead_letters").exists()
     assert consumed(brokers, topic, 1) == [{"id": 1, "name": None}]
+
+
+def test_a_renamed_column_stops_tiering_and_readers_until_it_has_its_name_again(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    """Story: the next run added a new column of the old name, in which the whole history had nulls."""
+    table = tmp_path / "table"
+    append(brokers, topic, {"id": 1, "name": "a"}, {"id": 2})
+    tier(brokers, admin, spark, topic)
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN name TO title")
+    append(brokers, topic, {"id": 3, "name": "c"})
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert answer["error"] == "HISTORY_NOT_FOUND"
+    assert "it has no column name any more" in str(answer)
+    with pytest.raises(Exception, match="it has no column name any more"):
+        by_spark(brokers, spark, topic, ["id", "name"])
+    spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN title TO name")
+    tier(brokers, admin, spark, topic)
+    rows: list[Row] = [{"id": 1, "name": "a"}, {"id": 2, "name": None}, {"id": 3, "name": "c"}]
+    assert in_table(spark, table, ["id", "name"]) == rows
+    assert consumed(brokers, topic, 3) == by_spark(brokers, spark, topic, ["id", "name"]) == rows

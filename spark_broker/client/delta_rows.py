@@ -67,9 +67,11 @@ class DeltaRows:
             why = topic.why_not_its_table(str(self._table.metadata().id), self._table.version(), transaction)
             self.columns: Mapping[str, str] = {each.name.lower(): each.name for each in self._table.schema().fields}
             actions = pa.table(self._table.get_add_actions(flatten=True))
-            self._files = [TableFile(self._storage, action) for action in _of_files(actions).to_pylist()]
+            maps = self._table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+            files = _of_files(actions).to_pylist()
+            self._files = [TableFile(self._storage, action, maps_columns=maps) for action in files]
             self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
-            self._size = pc.sum(actions.column("size_bytes")).as_py() or 0
+            self._row_bytes = _row_bytes(actions)
         missing = [name for name in _LOG_COLUMNS if name not in self.columns]
         why = why or (f"it has no column {', '.join(missing)}" if missing else topic.why_not_its_columns(self.columns))
         if why:
@@ -97,7 +99,7 @@ class DeltaRows:
 
     def row_bytes(self) -> int:
         """About how many bytes of its file a row has."""
-        return max(1, self._size // max(1, sum(file.records or 0 for file in self._files)))
+        return self._row_bytes
 
     def _query(self, query: str) -> Iterator[pa.RecordBatch]:
         with self.failures():
@@ -170,6 +172,15 @@ def unreadable(topic: TopicView, why: str) -> InvalidDataError:
 def _of_files(actions: pa.Table) -> pa.Table:
     """What `TableFile` needs. Least and greatest values of other columns may have no form in Python."""
     return actions.select([name for name in actions.column_names if name in ACTION_COLUMNS])
+
+
+def _row_bytes(actions: pa.Table) -> int:
+    """Of files without statistics, nobody knows how many rows they have."""
+    if "num_records" not in actions.column_names:
+        return 1
+    counted = actions.filter(pc.is_valid(actions.column("num_records")))
+    records, size = (pc.sum(counted.column(name)).as_py() or 0 for name in ("num_records", "size_bytes"))
+    return max(1, int(size) // max(1, int(records)))
 
 
 def _one_line(said: str) -> str:

@@ -29,6 +29,8 @@ CHECKED_BYTES = 16 * 1024 * 1024
 RUNS_MAX = 100_000
 """A part of a file with more runs of offsets is not counted: that would take much memory."""
 
+_NOTHING = np.empty(0, np.int64)
+
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 PARTITION, OFFSET = "_partition", "_offset"
@@ -73,12 +75,13 @@ class _Runs:
 class TableFile:
     """A file as one version of the table has it. For one thread."""
 
-    def __init__(self, storage: FileSystem, action: Mapping[str, object]) -> None:
+    def __init__(self, storage: FileSystem, action: Mapping[str, object], *, maps_columns: bool = True) -> None:
         """`action`: ACTION_COLUMNS of its entry in the table's log, flat.
 
-        With column mapping, the statistics there have other names.
+        `maps_columns`: the table may have column mapping. The statistics and the columns have other names then.
         """
         self._storage = storage
+        self._maps_columns = maps_columns
         self.path = unquote(str(action["path"]))  # a URI, by Delta's protocol
         records, partition = action.get("num_records"), action.get(f"partition.{PARTITION}")
         self.records = records if isinstance(records, int) else None
@@ -138,7 +141,8 @@ class TableFile:
         """The offsets of a row group, as its records have them. Rows of a user have none."""
         there = parquet.schema_arrow.names
         if OFFSET not in there or (PARTITION not in there and self._partition is None):
-            return None
+            # Without column mapping, they are rows of a user, from before the table was the topic's.
+            return None if self._maps_columns else _Runs.of(_NOTHING, _NOTHING)
         names = [name for name in (PARTITION, OFFSET) if name in there]
         batches = parquet.iter_batches(4 * CHECKED_ROWS, [n], columns=names, use_threads=False)
         rows = pa.Table.from_batches(batches, pa.schema([parquet.schema_arrow.field(name) for name in names]))

@@ -18,7 +18,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from spark_broker import Consumer, TopicPartition
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.delta_rows import DeltaRows
 from spark_broker.client.history_reader import HistoryReader
+from spark_broker.client.table_file import TableFile
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.messages import HistoryMetadata
 from spark_broker.protocol.schema import schema_to_bytes
@@ -180,6 +182,28 @@ def test_a_table_whose_columns_are_gone_is_refused(table: Path) -> None:
     write_deltalake(str(table), without, mode="overwrite", schema_mode="overwrite")
     with pytest.raises(InvalidDataError, match="no column _offset"):
         read(topic_of(table))
+
+
+def test_files_of_a_user_are_neither_read_nor_keep_from_being_checked_what_is_beside_them(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the table was a user's before the topic came. Each reader read all of it, and counted nothing."""
+    users = pa.table({"n": pa.array(range(ROWS)), "text": ["theirs"] * ROWS}, SCHEMA)
+    write_deltalake(str(table), users, mode="append", schema_mode="merge")
+    checked: list[str] = []
+    check = TableFile._check_group
+
+    def noted(file: TableFile, parquet: pq.ParquetFile, group: int, columns: set[str]) -> None:
+        checked.append(file.path)
+        check(file, parquet, group, columns)
+
+    monkeypatch.setattr(TableFile, "_check_group", noted)
+    topic = topic_of(table)
+    assert read(topic).column("text").to_pylist() == TEXTS[:END]
+    assert set(checked) == {"0.parquet", "1.parquet"}
+    monkeypatch.setattr(DeltaRows, "_query", lambda rows, query: iter(()))  # as if statistics hid all rows
+    with pytest.raises(InvalidDataError, match=f"a query found 0 records .* and its files have {END}"):
+        read(topic)
 
 
 @pytest.mark.parametrize("content", ["{garbage", "", None])

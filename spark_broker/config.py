@@ -296,10 +296,10 @@ class ClusterConfig(Config):
     )
     replica_fetch_wait_max_ms: int = setting(500, "Longest wait of a follower's fetch.", between(1, 60_000))
     replica_fetch_max_bytes: int = setting(
-        4_194_304, "Bytes of one partition in a follower's fetch. Kafka's default is 1 MiB.", at_least(1024)
+        4_194_304, "Bytes of one partition in a follower's fetch. Kafka's default is 1 MiB.", between(1024, INT32_MAX)
     )
     replica_fetch_response_max_bytes: int = setting(
-        16_777_216, "Bytes of one follower's fetch. Kafka's default is 10 MiB.", at_least(1024)
+        16_777_216, "Bytes of one follower's fetch. Kafka's default is 10 MiB.", between(1024, INT32_MAX)
     )
     log_dir_room_bytes: int = setting(
         67_108_864,
@@ -605,13 +605,13 @@ class ConsumerConfig(Config):
     auto_commit_interval_ms: int = setting(
         5000, "How often positions are committed automatically.", between(1, INT32_MAX)
     )
-    fetch_min_bytes: int = setting(1, "A fetch waits for this many bytes, up to fetch.max.wait.ms.", at_least(1))
+    fetch_min_bytes: int = setting(1, "A fetch waits for so many bytes, to fetch.max.wait.ms.", between(1, INT32_MAX))
     fetch_max_wait_ms: int = setting(500, "Longest wait of a fetch.", between(0, 60_000))
-    fetch_max_bytes: int = setting(52_428_800, "Bytes of one fetch; one batch is returned even if larger.", at_least(1))
+    fetch_max_bytes: int = setting(52_428_800, "Bytes of one fetch; a larger batch comes, too.", between(1, INT32_MAX))
     max_partition_fetch_bytes: int = setting(
         4_194_304,
         "Bytes of one partition in a fetch; one batch is returned even if larger. Kafka's default is 1 MiB.",
-        at_least(1),
+        between(1, INT32_MAX),
     )
     request_timeout_ms: int = setting(30_000, "Deadline of one request; then it is sent again.", between(1, INT32_MAX))
     default_api_timeout_ms: int = setting(
@@ -670,10 +670,9 @@ def load_cluster_settings(source: Mapping[str, object] | str | Path | None) -> C
     except OSError as error:
         why = f"the configuration file {str(path)!r} cannot be read: {error.strerror}"
         raise InvalidConfigError(why, hint="Give the path of a TOML file.") from None
-    except UnicodeDecodeError as error:
-        raise InvalidConfigError(f"{path} is not UTF-8: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfigError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, or a number or a depth that Python does not take
+        what = " is not UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise InvalidConfigError(f"{path}{what}: {error}") from None
     return _from_tables(tables)
 
 

@@ -9,6 +9,7 @@ from html import escape
 from itertools import pairwise, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
+from spark_broker.addresses import address_text
 from spark_broker.errors import RecordNotShowableError
 from spark_broker.times import from_us, shown
 
@@ -92,7 +93,7 @@ class BrokerInfo:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

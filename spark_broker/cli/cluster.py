@@ -117,8 +117,7 @@ def start(
     application = Application(
         brokers=brokers,
         master=master,
-        config=config,
-        settings=parse_settings(settings),
+        settings={**loaded.cluster.given(), **loaded.topic.given()},  # A pipe can be read once.
         spark_settings=parse_settings(conf),
         log_level=log_level.value if log_level else "",
         take_over=take_over,

@@ -48,7 +48,6 @@ class Application:
     brokers: int
     ready_file: Path
     master: str = ""
-    config: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     spark_settings: Mapping[str, str] = field(default_factory=dict)
     log_level: str = ""
@@ -62,8 +61,6 @@ class Application:
         command += ["--ready-file", str(self.ready_file)]
         if self.master:
             command += ["--master", self.master]
-        if self.config:
-            command += ["--config", str(self.config)]
         for name, value in self.settings.items():
             command += ["--set", f"{name}={value}"]
         if self.data_dir:
@@ -81,7 +78,8 @@ class Application:
         environment = dict(os.environ)
         if self.spark_settings:
             given = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in self.spark_settings.items())
-            environment["PYSPARK_SUBMIT_ARGS"] = f"{given} pyspark-shell"
+            others = environment.get("PYSPARK_SUBMIT_ARGS", "").strip().removesuffix("pyspark-shell")
+            environment["PYSPARK_SUBMIT_ARGS"] = f"{others} {given} pyspark-shell".strip()
         return environment
 
 

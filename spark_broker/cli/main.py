@@ -14,6 +14,9 @@ from spark_broker.process_limits import SYSTEM_LIMITS, limit_reached
 
 NEEDED = ("typer", "rich")
 
+INTERRUPTED = 130
+"""The status of a command that Ctrl-C has ended."""
+
 LIMITS = SYSTEM_LIMITS | {errno.ENOSPC, errno.EDQUOT}
 """Of this process, of its user (no further process can be started), or of a disk. The error may name no file."""
 
@@ -32,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SparkBrokerError as error:
         print_error(str(error))
         sys.exit(1)
+    except KeyboardInterrupt:  # while this was imported; typer sees to it from then on
+        sys.exit(INTERRUPTED)
     except (MemoryError, RuntimeError) as error:
         limit = limit_reached(error)
         if limit is None:

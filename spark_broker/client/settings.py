@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from spark_broker.addresses import address_text, without_brackets
 from spark_broker.config import Config
 from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError
@@ -24,7 +25,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
 
 def client_config(
@@ -68,4 +69,4 @@ def _parse(server: str) -> Address | None:
     number = digits(port)
     if not separator or not host or number is None or not 0 < number < 65_536:
         return None
-    return Address(host, number) if _HOST.fullmatch(host) else None
+    return Address(without_brackets(host), number) if _HOST.fullmatch(host) else None

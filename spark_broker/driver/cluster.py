@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from spark_broker.addresses import address_text
 from spark_broker.broker.spec import BrokerSpec, new_secret
 from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.driver.controller_link import ControllerLink
@@ -32,6 +33,7 @@ from spark_broker.left_open import close_left
 from spark_broker.model import ClusterDescription
 from spark_broker.process_limits import limit_reached
 from spark_broker.threads import begin
+from spark_broker.transport.origin import Origin
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -66,6 +68,7 @@ class BrokerCluster:
         controller: ControllerLink,
         host: BrokerHost,
     ) -> None:
+        self._origin = Origin()
         self._spark = spark
         self._settings = settings
         self._directories = directories
@@ -185,7 +188,7 @@ class BrokerCluster:
     def bootstrap_servers(self) -> str:
         """`host:port,host:port`: the live brokers, any one of which is enough for a client."""
         self._check_open()
-        return ",".join(f"{broker.host}:{broker.port}" for broker in self._controller.live_brokers())
+        return ",".join(address_text(broker.host, broker.port) for broker in self._controller.live_brokers())
 
     @property
     def cluster_id(self) -> str:
@@ -276,6 +279,8 @@ class BrokerCluster:
         self._end(self._settings.cluster.controlled_shutdown_timeout_ms / 1000)
 
     def _end(self, timeout_s: float) -> None:
+        if self._origin.is_elsewhere:
+            return  # A child of the driver ends: the cluster is its parent's.
         with self._lock:
             if self._stopped:
                 return
@@ -309,7 +314,8 @@ class BrokerCluster:
     def _at_exit(self) -> None:
         """Stop the cluster, and the session with it, when the driver's Python ends without `stop`. The ending JVM would
         otherwise start executors, with a flood of errors."""
-        _do_all((close_left, self.stop, self._end_session))
+        if not self._origin.is_elsewhere:
+            _do_all((close_left, self.stop, self._end_session))
 
     def _end_session(self) -> None:
         if not is_stopped(self._spark.sparkContext):

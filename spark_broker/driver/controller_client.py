@@ -37,6 +37,7 @@ from spark_broker.errors import (
 )
 from spark_broker.process_limits import limit_reached
 from spark_broker.threads import Worker, start
+from spark_broker.transport.origin import Origin
 
 logger = logging.getLogger(__name__)
 controller_logger = logging.getLogger("spark_broker.controller")
@@ -63,6 +64,7 @@ class ControllerClient:
         self._next_id = 0
         self._ended = False
         self._closed = False
+        self._origin = Origin()
         # Without its answers the controller is of no use. Where it is killed, another one is started.
         self._reader = Worker("controller-answers", lambda _: process.kill(), self._read)
 
@@ -185,6 +187,7 @@ class ControllerClient:
         return status
 
     def _ask(self, cmd: str, timeout_s: float, launch: int = -1) -> Answer:
+        self._origin.check()  # A child's thread would wait for answers that its parent reads.
         with self._changed:
             self._check_usable()
             self._next_id += 1
@@ -247,6 +250,8 @@ class ControllerClient:
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the process. Brokers are not stopped by this: see `stop_brokers`."""
+        if self._origin.is_elsewhere:
+            return
         with self._changed:
             if self._closed:
                 return

@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 from pyspark.serializers import NoOpSerializer
 
+from spark_broker.addresses import without_brackets
 from spark_broker.driver.master import local_cluster
 
 LOCAL_EXECUTOR_ID = "driver"
@@ -135,4 +136,5 @@ def _jvm(sc: SparkContext) -> Any:
 def _host(host_port: str) -> str:
     # A new executor is listed by its host alone until its block manager has registered; an IPv6 host is in brackets.
     host, colon, port = host_port.rpartition(":")
-    return host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else host_port
+    alone = not (colon and port.isdigit() and (":" not in host or host.endswith("]")))
+    return without_brackets(host_port if alone else host)

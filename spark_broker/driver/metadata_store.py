@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from spark_broker.driver.store_reserve import RESERVE_PREFIX, TEMPORARY_PREFIX, Reserve, new_path, remove
+from spark_broker.driver.store_reserve import RESERVE_PREFIX, TEMPORARY_PREFIX, Reserve, new_path, private, remove
 from spark_broker.errors import DamagedLogError, MetadataStoreError
 from spark_broker.storage.files import is_full, read_whole
 from spark_broker.storage.filesystem import LOCAL
@@ -102,7 +102,7 @@ class LocalStore:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, mode=0o700, exist_ok=True)
         self._directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._directory)
         self._reserve = Reserve(path)
@@ -165,7 +165,7 @@ class LocalStore:
     def _write(self, path: str, data: bytes, *, sync: bool) -> bool:
         """Write a new file; False: on a full disk, out of the reserve. Raises OSError, also where that has no room."""
         try:
-            with open(path, "xb") as file:
+            with open(path, "xb", opener=private) as file:
                 file.write(data)
                 file.flush()
                 if sync:

@@ -52,7 +52,7 @@ class Reserve:
     def _make(self) -> None:
         temporary = new_path(self._path, TEMPORARY_PREFIX)
         try:
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=private) as file:
                 file.write(bytes(PIECE_BYTES))
             os.rename(temporary, new_path(self._path, RESERVE_PREFIX))  # Only now: another process may take it at once.
         except OSError:
@@ -113,6 +113,11 @@ class Reserve:
                         if stat.st_nlink == 1 and stat.st_blocks * _BLOCK_BYTES >= at_least_bytes:
                             pieces.append(entry.path)
         return pieces
+
+
+def private(path: str, flags: int) -> int:
+    """An opener of files that nobody else may read, whatever the process's umask is: the driver has its user's."""
+    return os.open(path, flags, 0o600)
 
 
 def new_path(directory: str, prefix: str) -> str:

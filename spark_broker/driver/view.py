@@ -6,6 +6,7 @@ import collections
 import html
 from dataclasses import dataclass
 
+from spark_broker.addresses import address_text
 from spark_broker.config import TopicConfig
 from spark_broker.driver.directories import Directories
 from spark_broker.model import BrokerInfo
@@ -64,7 +65,7 @@ def cluster_status(metadata: MetadataResponse, directories: Directories, failure
     return ClusterStatus(
         cluster_id=metadata.cluster_id,
         controller_epoch=metadata.controller_epoch,
-        bootstrap_servers=",".join(f"{b.host}:{b.port}" for b in metadata.brokers if not b.fenced),
+        bootstrap_servers=",".join(address_text(b.host, b.port) for b in metadata.brokers if not b.fenced),
         log_dirs=directories.log_dirs,
         metadata_dir=directories.metadata_dir,
         topics=len(metadata.topics),

@@ -7,8 +7,8 @@ real one and a `work` of its own. Each executor's folder there has its logs and 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from spark_broker.errors import InvalidConfigError
+
+logger = logging.getLogger(__name__)
 
 WORK = "work"
 
@@ -90,8 +92,12 @@ def clean(work: Path, now: float) -> None:
     for application in work.iterdir():
         if any(place.is_relative_to(application) for place in in_use):
             continue
-        with contextlib.suppress(FileNotFoundError):  # another start cleans, too
+        try:
             _clean_ended(application, now)
+        except FileNotFoundError:
+            continue  # Another start cleans, too.
+        except OSError as error:  # Another user's, for one: that is no reason not to start.
+            logger.warning("%s stays: %s", application, error)
 
 
 def _clean_ended(application: Path, now: float) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from spark_broker.addresses import address_text
 from spark_broker.errors import (
     NetworkError,
     RequestTimedOutError,
@@ -56,7 +57,7 @@ class Connection:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
     def call(self, request: Message, *, timeout_ms: int, meanwhile: Meanwhile | None = None) -> CallResponse:
         """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
@@ -133,7 +134,7 @@ class _Link:
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         """Raises NetworkError."""
-        self.address = f"{host}:{port}"
+        self.address = address_text(host, port)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[wire.Buffer | SparkBrokerError]] = {}

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from spark_broker.addresses import address_text
 from spark_broker.errors import (
     InvalidRequestError,
     NetworkError,
@@ -55,7 +56,7 @@ class ClientStream:
 
     def __init__(self, host: str, port: int, kind: str) -> None:
         """Raises NetworkError."""
-        self.address = f"{host}:{port}"
+        self.address = address_text(host, port)
         self.kind = kind
         self.timed_out = False
         self.closed = False

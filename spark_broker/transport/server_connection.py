@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from spark_broker.addresses import address_text
 from spark_broker.errors import (
     InvalidRequestError,
     NetworkError,
@@ -85,7 +86,7 @@ class ServerConnection:
     def __init__(self, server: Server, sock: socket.socket, address: tuple[str, int]) -> None:
         self.server = server
         self.host, port = address[:2]
-        self.peer = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+        self.peer = address_text(self.host, port)
         self._greeted = False
         self._reserved: tuple[ByteBudget, int] | None = None  # for the frame that is being received
         self._since_s = self._used_s = time.monotonic()

@@ -6,6 +6,7 @@ import socket
 from collections import deque
 from itertools import islice
 
+from spark_broker.addresses import address_text
 from spark_broker.errors import NetworkError
 
 CONNECT_TIMEOUT_S = 3.0
@@ -30,17 +31,18 @@ def connected(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> soc
     """A socket that is connected to `host:port`. Raises NetworkError."""
     # As bytes: of a text, the standard library first imports what knows foreign letters.
     name: str | bytes = host.encode() if host.isascii() else host
+    where = address_text(host, port)
     limit_s = min(max(timeout_s, 0.001), CONNECT_TIMEOUT_S)
     try:
         sock = _connected(name, port, limit_s)
         prepare(sock)
     except TimeoutError:
-        raise NetworkError(f"{host}:{port}: no connection within {limit_s:.1f} s") from None
+        raise NetworkError(f"{where}: no connection within {limit_s:.1f} s") from None
     except OSError as error:
         nobody = isinstance(error, ConnectionRefusedError | socket.gaierror)
-        raise NetworkError(f"{host}:{port}: {error.strerror or error}", nobody_there=nobody) from None
+        raise NetworkError(f"{where}: {error.strerror or error}", nobody_there=nobody) from None
     except UnicodeError as error:
-        raise NetworkError(f"{host}:{port} is no address: {error}", nobody_there=True) from None
+        raise NetworkError(f"{where} is no address: {error}", nobody_there=True) from None
     return sock
 
 

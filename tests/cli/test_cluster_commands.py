@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +23,7 @@ from spark_broker.cli import cluster_process
 from spark_broker.cli.cluster_process import Application
 from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
 from spark_broker.cli.installed import JOBS, job_file
-from spark_broker.cli.options import BOOTSTRAP_VARIABLE
+from spark_broker.cli.options import BOOTSTRAP_VARIABLE, parse_settings
 from spark_broker.config import load_cluster_settings
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.metadata_claim import CLAIM, Claim, Owner
@@ -367,7 +370,7 @@ def test_a_mistake_in_the_settings_shows_before_spark_starts(run: Run, arguments
     assert said in ended.err
 
 
-def test_the_application_is_told_what_the_command_was_told(tmp_path: Path) -> None:
+def test_the_application_is_told_what_the_command_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     application = Application(
         brokers=2,
         ready_file=tmp_path / "ready",
@@ -383,8 +386,54 @@ def test_the_application_is_told_what_the_command_was_told(tmp_path: Path) -> No
         *("--brokers", "2", "--ready-file", str(tmp_path / "ready")),
         *("--master", "local-cluster[2,1,512]", "--set", "log.dirs=d", "--log-level", "DEBUG", "--take-over"),
     ]
-    submitted = application.environment()["PYSPARK_SUBMIT_ARGS"]
-    assert submitted == "--conf spark.ui.enabled=false --conf 'spark.app.name=two words' pyspark-shell"
+    given = "--conf spark.ui.enabled=false --conf 'spark.app.name=two words'"
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    assert application.environment()["PYSPARK_SUBMIT_ARGS"] == f"{given} pyspark-shell"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 8g pyspark-shell")
+    assert application.environment()["PYSPARK_SUBMIT_ARGS"] == f"--driver-memory 8g  {given} pyspark-shell"
+
+
+def test_a_configuration_that_can_be_read_once_reaches_the_application(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the application read an empty pipe, and the cluster kept its data in a temporary directory."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = '[cluster]\nlog.dirs = "/srv/logs"\n[topic]\nretention.ms = 604800000\nkey.columns = ["a", "b"]\n'
+    writing = threading.Thread(target=pipe.write_text, args=(text,))
+    writing.start()
+    started: list[Application] = []
+
+    def become(application: Application) -> None:
+        started.append(application)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(cluster_commands, "run_in_foreground", become)
+    run("cluster", "start", "--config", pipe, "--state-file", tmp_path / "cluster.json")
+    writing.join()
+    (application,) = started
+    given = load_cluster_settings(parse_settings(f"{name}={value}" for name, value in application.settings.items()))
+    assert given.cluster.given() == {"log.dirs": "/srv/logs"}
+    assert given.topic.given() == {"retention.ms": "604800000", "key.columns": "a,b"}
+
+
+@pytest.mark.parametrize("text", ["a = " + "9" * 10_000, "a = " + "[" * 10_000])
+def test_a_configuration_that_python_does_not_take_is_a_mistake(run: Run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    ended = run("cluster", "start", "--config", path)
+    assert ended.status == 1
+    assert ended.err.startswith(f"error: [INVALID_CONFIG] {path}: ")
+
+
+def test_the_cluster_of_another_user_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    with pytest.raises(PermissionError, match="another user's") as refused:
+        end_process(os.getpid(), 1.0)
+    assert refused.value.filename == f"process {os.getpid()}", "the command shows errors that name something"
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -229,3 +230,17 @@ def test_a_claim_that_cannot_be_renewed_is_renewed_later(
 
     eventually(lambda: beats(store) > before, 20, "the next beat")
     keeper.end()
+
+
+def test_what_the_driver_makes_is_as_private_as_what_the_controller_makes(tmp_path: Path) -> None:
+    """Story: pieces of the reserve were made under the user's umask, and became metadata when the disk was full."""
+    before = os.umask(0o022)
+    try:
+        store = LocalStore(str(tmp_path / "metadata"))
+        store.create("a", b"x")
+        store.put("b", b"x")
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "metadata").iterdir()}
+    assert modes == {0o600}
+    assert stat.S_IMODE((tmp_path / "metadata").stat().st_mode) == 0o700

@@ -14,6 +14,7 @@ import sys
 
 import pytest
 
+from spark_broker.client.settings import parse_addresses
 from spark_broker.errors import NetworkError, NoThreadError, ThrottlingQuotaExceededError
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import EmptyResponse, ErrorResponse
@@ -309,7 +310,9 @@ def test_without_descriptors_nothing_is_accepted_for_a_while_and_everybody_later
 
 def test_ipv6_is_served(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), rig(monkeypatch, Settings(host="::1")) as served:
-        connection = Connection("::1", served.server.port)
+        (address,) = parse_addresses((f"[::1]:{served.server.port}",))
+        connection = Connection(*address)
+        assert connection.address == str(address)
         assert connection.call(CALL, timeout_ms=20_000) == EmptyResponse()
         with served.peer() as peer:
             peer.frame(Operation.ANSWER)

@@ -24,6 +24,7 @@ GROUPS = (
         "troubles",
         "times",
         "digits",
+        "addresses",
         "visible",
         "native_calls",
         "left_open",
@@ -48,7 +49,7 @@ WITHIN_GROUP = {
     # Hints name pages.
     "errors": {"pages"},
     # A model may name errors and have times; a message may carry a setting; the controller may use core's values.
-    "model": {"errors", "times"},
+    "model": {"errors", "times", "addresses"},
     "group_model": {"errors", "model", "times"},
     "troubles": {"model"},
     "process_limits": {"errors"},

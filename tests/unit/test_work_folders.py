@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -95,3 +96,30 @@ def test_a_home_that_the_user_has_set_stays(state: Path, monkeypatch: pytest.Mon
     use_own_folder()
     assert os.environ["SPARK_HOME"] == "/opt/spark"
     assert not state.exists()
+
+
+def test_what_cannot_be_removed_keeps_no_application_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Story: root had started a cluster in this home once, and no start of its user succeeded from then on."""
+    now = time.time()
+    other, mine = tmp_path / "app-1" / "0", tmp_path / "app-2" / "0"
+    for executor in (other, mine):
+        executor.mkdir(parents=True)
+        (executor / "delta.jar").touch()
+    (tmp_path / "a file").touch()
+    for path in (tmp_path / "app-1", tmp_path / "app-2", tmp_path / "a file"):
+        os.utime(path, (now - 2 * KEPT_S, now - 2 * KEPT_S))
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.is_relative_to(other):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    clean(tmp_path, now)
+    assert (other / "delta.jar").exists()
+    assert not (mine / "delta.jar").exists()
+    told = sorted(record.getMessage().partition(" stays: ")[0] for record in caplog.records)
+    assert told == [str(tmp_path / "a file"), str(tmp_path / "app-1")]

@@ -7,6 +7,7 @@ came: the limits of the process (`ulimit`), of its control group (a container's)
 from __future__ import annotations
 
 import errno
+import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 SYSTEM_LIMITS = NO_DESCRIPTOR | {errno.ENOMEM, errno.EAGAIN}
 """The system's errors at a limit: of descriptors, of memory, of threads and processes."""
 
-_NO_THREAD = "can't start new thread"
+_NO_THREAD = re.compile("can't (start|create) new thread")
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMITS = (  # of memory: name, limit, the line of /proc/self/status that says how much is used
     ("RLIMIT_AS (ulimit -v)", resource.RLIMIT_AS, "VmSize"),
@@ -40,7 +41,7 @@ def limit_reached(error: BaseException) -> ProcessLimitError | None:
             return cause
         if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
             return NoMemoryError(_told(cause, memory_limits))
-        if isinstance(cause, RuntimeError) and _NO_THREAD in str(cause):
+        if isinstance(cause, RuntimeError) and _NO_THREAD.search(str(cause)):
             return NoThreadError(_told(cause, thread_limits))
         cause = cause.__cause__
     return None

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from spark_broker.errors import ClientEndedError
+from spark_broker.interrupts import uninterrupted
 from spark_broker.process_limits import limit_reached
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,10 @@ def begin(name: str, fate: Fate, work: Callable[[], object]) -> Worker:
 def start(worker: Worker) -> None:
     """As `begin`, for a subclass. Whoever keeps the worker keeps it afterwards: a dead one does nothing, for ever."""
     try:
-        worker.start()
+        with (
+            uninterrupted()
+        ):  # A handler that raised in `Thread.start` would leave its locks held, or the thread unknown.
+            worker.start()
     except RuntimeError as error:
         raise limit_reached(error) or error from None
 

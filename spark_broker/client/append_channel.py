@@ -13,7 +13,7 @@ from typing import Protocol
 
 from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.outgoing import OutgoingBatch
-from spark_broker.errors import InvalidRequestError, SparkBrokerError
+from spark_broker.errors import InvalidRequestError, NoThreadError, SparkBrokerError
 from spark_broker.interrupts import Condition
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.threads import begin
@@ -49,6 +49,9 @@ class AppendChannel:
     """The threads and the stream of one `LeaderChannel`, which the owner's lock guards."""
 
     def __init__(self, owner: ChannelOwner, leader: LeaderChannel, request_timeout_ms: int, name: str) -> None:
+        """The caller holds the owner's lock. Both threads begin now: when the interpreter ends, Python 3.12 starts none
+        any more, and what waits has to be sent then. Raises NoThreadError.
+        """
         self._leader = leader
         self._owner = owner
         self._request_timeout_ms = request_timeout_ms
@@ -58,12 +61,19 @@ class AppendChannel:
         self._write_lock = threading.Lock()
         self._connection = Connection(leader.address.host, leader.address.port)
         self._stream: ClientStream | None = None
-        self._start(self._send_loop, "send")
+        self._given_up = False
+        try:
+            self._start(self._send_loop, "send")
+            self._start(self._receive_loop, "receive")
+        except NoThreadError:
+            self._given_up = True
+            self.wake()
+            raise
 
     def wake(self) -> None:
         """Let the sending thread write what there is. The caller holds the owner's lock."""
         self._has_work = True
-        self._work.notify()
+        self._work.notify_all()
 
     def write_now(self) -> None:
         """Write what there is, in this thread, unless another thread is writing."""
@@ -106,23 +116,34 @@ class AppendChannel:
 
     def _open_stream(self) -> ClientStream:
         if self._stream is None:
-            stream = self._stream = self._connection.open_stream("append")
-            self._start(lambda: self._receive_loop(stream), "receive")
+            stream = self._connection.open_stream("append")
+            with self._owner.lock:
+                self._stream = stream
+                self._work.notify_all()
             if self._leader.broken:  # `close` may have come before there was a stream
                 stream.close()
         return self._stream
 
+    @property
+    def _is_over(self) -> bool:
+        return self._leader.broken or self._given_up
+
     def _send_loop(self) -> None:
         while True:
             with self._owner.lock:
-                self._work.wait_for(lambda: self._has_work or self._leader.broken)
+                self._work.wait_for(lambda: self._has_work or self._is_over)
                 self._has_work = False
-                if self._leader.broken:
+                if self._is_over:
                     return
             with self._write_lock:
                 self._write(None)
 
-    def _receive_loop(self, stream: ClientStream) -> None:
+    def _receive_loop(self) -> None:
+        with self._owner.lock:
+            self._work.wait_for(lambda: self._stream is not None or self._is_over)
+            stream = self._stream
+        if stream is None:
+            return
         try:
             while True:
                 # The machine keeps the deadline of each append. It closes the stream when one passes.

@@ -246,7 +246,8 @@ class Producer(OfOneProcess):
             return self._failed(given.no_text(topic, "a topic's name"))
         slot = target.slots.get(number)
         if slot is None:
-            slot = target.slots[number] = self._lingering.slot(TopicPartition(target.topic.name, number))
+            self._sender.expect(tp := TopicPartition(target.topic.name, number))
+            slot = target.slots[number] = self._lingering.slot(tp)
         return self._lingering.add(slot, target.batch_bytes, key, value, pairs, timestamp_us, size_bytes)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -421,8 +422,7 @@ class Producer(OfOneProcess):
 
     def _topic(self, name: str, deadline: Deadline) -> TopicView:
         # The sender refreshes the topics in use. Only a topic's first append waits for a broker.
-        view = self._metadata.view.topic(name)
-        if view is None:
+        if (view := self._metadata.view.topic(name)) is None:
             with interruptible():
                 view = self._metadata.topic(name, deadline)
         return view

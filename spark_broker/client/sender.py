@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from spark_broker.client.append_channel import AppendChannel
 from spark_broker.client.leader_channel import LeaderChannel
@@ -40,6 +41,7 @@ from spark_broker.errors import (
     again,
 )
 from spark_broker.interrupts import Condition, interruptible, uninterrupted
+from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerIdRequest, InitProducerIdResponse
 from spark_broker.threads import LONGEST_WAIT_S, begin, client_ended
 from spark_broker.transport.origin import Origin
@@ -113,6 +115,19 @@ class Sender:
         with interruptible(), self._identity_lock:
             if self._machine.identity is None:
                 self._machine.identity = self._new_identity(deadline)
+
+    def expect(self, partition: TopicPartition) -> None:
+        """Records of the partition begin to gather: have the threads that its leader needs (see `AppendChannel`)."""
+        leader = self._metadata.view.leader(partition.topic, partition.partition)
+        if leader is None:
+            return
+        with uninterrupted(self.lock):
+            if self._is_over:
+                return
+            channel = self._machine.channel_to(leader[0])
+            if channel is not None:
+                with suppress(NoThreadError):  # There may be one when they are sent.
+                    self._stream(channel)
 
     def reserve(self, size_bytes: int, deadline: Deadline) -> None:
         """Wait for room in the buffer. Raises BufferExhaustedError at the deadline, ClosedError after close."""

@@ -46,7 +46,7 @@ from spark_broker.errors import (
     error_from_code,
     invariant,
 )
-from spark_broker.protocol.messages import ACKS_ALL, AppendRequest, AppendResponse
+from spark_broker.protocol.messages import ACKS_ALL, AppendRequest, AppendResponse, BrokerMetadata
 
 STALLED_MS = 500
 """When an append waits for longer than this, the sender asks whether its leader still leads."""
@@ -334,17 +334,22 @@ class SenderMachine:
             return self._settle(queue, now_ms)
         return self._lined_up(queue)
 
+    def channel_to(self, broker: BrokerMetadata) -> LeaderChannel | None:
+        """The channel of a leader; None: it has moved to another address, and `_close_moved` breaks the old one."""
+        channel = self._channels.get(broker.id)
+        if channel is None:
+            channel = self._channels[broker.id] = LeaderChannel(broker.id, address_of(broker))
+        return channel if channel.address == address_of(broker) else None
+
     def _find_leader(self, queue: PartitionQueue, view: ClusterView) -> bool:
         tp = queue.topic_partition
         topic, leader = view.topic(tp.topic), view.leader(tp.topic, tp.partition)
         if topic is None or topic.topic_id != queue.topic_id or leader is None:
             return False
         broker, state = leader
-        channel = self._channels.get(broker.id)
-        if channel is not None and channel.address != address_of(broker):
-            return False  # `_close_moved` breaks the old one
+        channel = self.channel_to(broker)
         if channel is None:
-            channel = self._channels[broker.id] = LeaderChannel(broker.id, address_of(broker))
+            return False
         if queue.ready and queue.channel is not None and queue.channel is not channel:
             # No batch may go to the old leader any more. In its line, the queue would only be passed over.
             queue.channel.line.remove(queue)

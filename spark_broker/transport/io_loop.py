@@ -10,8 +10,8 @@ import selectors
 import threading
 from collections.abc import Callable
 
-from spark_broker.process_limits import limit_reached
-from spark_broker.threads import Fate, Worker
+from spark_broker.errors import NoThreadError
+from spark_broker.threads import Fate, Worker, start
 
 SCRATCH_BYTES = 64 * 1024
 
@@ -40,10 +40,10 @@ class IoLoop(Worker):
     def begin(self) -> None:
         """Start the thread. Raises NoThreadError."""
         try:
-            self.start()
-        except RuntimeError as error:
+            start(self)
+        except (RuntimeError, NoThreadError):
             self.loop.close()
-            raise limit_reached(error) or error from None
+            raise
 
     def soon(self, callback: Callable[[], object]) -> bool:
         """Have the loop's thread call this. From any thread. Returns False if the loop has ended."""

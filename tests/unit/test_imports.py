@@ -54,7 +54,7 @@ WITHIN_GROUP = {
     "troubles": {"model"},
     "process_limits": {"errors"},
     "left_open": {"native_calls"},
-    "threads": {"errors", "process_limits"},
+    "threads": {"errors", "interrupts", "process_limits"},
     "protocol": {"config"},
     "controller": {"core"},
     # The driver ships the broker's entry function to executors. The only import across the three shells.

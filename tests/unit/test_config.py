@@ -9,6 +9,8 @@ import pytest
 from spark_broker.client.topic_changes import settings_of
 from spark_broker.config import (
     ClusterConfig,
+    Config,
+    ConsumerConfig,
     ProducerConfig,
     TopicConfig,
     keywords_module,
@@ -98,3 +100,17 @@ def test_a_name_that_would_be_read_as_others_is_in_no_list(name: str) -> None:
     with pytest.raises(InvalidConfigError, match="cannot be in a list"):
         TopicConfig.parse({"key.columns": ("id", name)}).to_dict()
     assert settings_of({"key.columns": ["id", "a b"]}) == {"key.columns": "id,a b"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((ConsumerConfig, name) for name in ("fetch.min.bytes", "fetch.max.bytes", "max.partition.fetch.bytes")),
+        *((ClusterConfig, name) for name in ("replica.fetch.max.bytes", "replica.fetch.response.max.bytes")),
+    ],
+)
+def test_a_size_is_one_that_a_message_can_hold(kind: type[Config], name: str) -> None:
+    """Story: with 2 GiB, every fetch was refused, and tried again, without a word."""
+    assert name in kind.parse({name: 2**31 - 1}).given()
+    with pytest.raises(InvalidConfigError, match=name):
+        kind.parse({name: 2**31})

@@ -223,11 +223,12 @@ class RangeReader:
         settings = self._settings
         log = lookup_offsets(self._metadata, {tp: LATEST}, self._deadline, read_committed=settings.read_committed)[tp]
         topic = self._metadata.as_recorded(self._topic(), self._deadline)  # The metadata may lack the last deletion.
-        begins = topic.begins(tp.partition, log.log_start_offset)
-        if begins <= position < log.offset:
+        parts = [(log.log_start_offset, log.offset), topic.history_of(tp.partition)]
+        if any(start <= position < end for start, end in parts):
             self._try_again(error)  # It is there: whoever answered lagged behind.
             return
-        self._position = min(begins if begins > position else self._part.end, self._part.end)
+        # There may be a gap between the table's end and the log's start.
+        self._position = min([start for start, end in parts if position < start < end] + [self._part.end])
         _log.warning("%s: records %d to %d (exclusive) are gone; reading on", tp, position, self._position)
 
     def _answer_timeout_ms(self) -> int:

@@ -492,6 +492,14 @@ def test_what_is_deleted_after_the_plan_is_passed_over_and_nothing_else(
 
 
 @pytest.mark.usefixtures("table")
+def test_a_gap_between_table_and_log_is_passed_over_and_nothing_behind_it(cluster: FakeCluster, read: MakeRead) -> None:
+    """Retention was faster than the tierer, after the read was planned."""
+    lenient = read(subscribe="t", failOnDataLoss="false")
+    cluster.topics["t"].partitions[0].log_start_offset = 40
+    assert lenient.table()["n"].to_pylist() == [n for n in EVERYTHING if n < BOUNDARY or n >= 40]
+
+
+@pytest.mark.usefixtures("table")
 def test_what_is_deleted_as_a_whole_the_source_reads(cluster: FakeCluster, delta: DeltaSession) -> None:
     """It says what is gone, or passes it over."""
     cluster.topics["t"].log_starts = [12]

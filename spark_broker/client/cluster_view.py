@@ -77,12 +77,12 @@ class TopicView:
             return f"it was taken back to transaction {transaction}, and the history needs {history.version}"
         return ""
 
-    def why_not_its_columns(self, columns: Iterable[str]) -> str:
-        """Why a table with these columns does not have what was tiered; empty: nothing shows it.
+    def why_not_its_columns(self, table_id: str, columns: Iterable[str]) -> str:
+        """Why a table of this id, with these columns, lacks what was tiered; empty: nothing shows it, or it is another.
 
         A column that came to the topic later may not be in the table yet. Those of its first schema always are.
         """
-        if self.history is None or self.history.version < 0:
+        if self.history is None or self.history.version < 0 or table_id != self.history.table_id:
             return ""
         there = {name.lower() for name in columns}
         lost = [name for name in self.schemas[0].names if name.lower() not in there]

@@ -64,7 +64,8 @@ class DeltaRows:
             self._storage = PyFileSystem(DeltaStorageHandler(self._table.table_uri, None, None))
             self._check_log()
             transaction = self._table.transaction_version(topic.tierer)
-            why = topic.why_not_its_table(str(self._table.metadata().id), self._table.version(), transaction)
+            table_id = str(self._table.metadata().id)
+            why = topic.why_not_its_table(table_id, self._table.version(), transaction)
             self.columns: Mapping[str, str] = {each.name.lower(): each.name for each in self._table.schema().fields}
             actions = pa.table(self._table.get_add_actions(flatten=True))
             maps = self._table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
@@ -73,7 +74,8 @@ class DeltaRows:
             self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
             self._row_bytes = _row_bytes(actions)
         missing = [name for name in _LOG_COLUMNS if name not in self.columns]
-        why = why or (f"it has no column {', '.join(missing)}" if missing else topic.why_not_its_columns(self.columns))
+        why = why or (f"it has no column {', '.join(missing)}" if missing else "")
+        why = why or topic.why_not_its_columns(table_id, self.columns)
         if why:
             raise self._unreadable(why)
 

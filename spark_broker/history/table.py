@@ -61,11 +61,12 @@ class HistoryTable:
         self._path = path
         self._app_id = app_id
 
-    def snapshot(self, recorded: int, why_not: Callable[[list[str]], str] = lambda columns: "") -> TableSnapshot | None:
+    def snapshot(self, recorded: int, why_not: Callable[[str, list[str]], str] = lambda *_: "") -> TableSnapshot | None:
         """The newest version, with our commits from this transaction on; None: there is no table.
 
-        `why_not`: why a table with these columns is not the topic's. Raises TieringStoppedError where the table cannot
-        be read, or is the history of another topic; HistoryNotFoundError, if something is recorded to be in it.
+        `why_not`: why the table of this id, with these columns, is not the topic's. Raises TieringStoppedError where
+        the table cannot be read, or is the history of another topic; HistoryNotFoundError, if something is recorded to
+        be in it.
         """
         kind = TieringStoppedError if recorded < 0 else HistoryNotFoundError
         with failures(f"the table {self._path} cannot be read", kind):
@@ -77,12 +78,13 @@ class HistoryTable:
             if why:
                 raise kind(f"the table {self._path} lacks a commit: {why}. Put it back, from a backup")
             version = self._our_version(snapshot, kind)
-            why = why_not([field["name"] for field in json.loads(snapshot.metadata().schemaString())["fields"]])
+            table_id, fields = str(snapshot.metadata().id()), json.loads(snapshot.metadata().schemaString())["fields"]
+            why = why_not(table_id, [field["name"] for field in fields])
             if why:
                 raise kind(f"the table {self._path} is not the whole history: {why}. Give the column its name again")
             table_version = int(snapshot.version())
             commits = self._commits(recorded - 1, version, table_version) if version >= max(recorded, 0) else {}
-            return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
+            return TableSnapshot(table_id, table_version, version, commits)
 
     def fitted(self, frame: DataFrame, design: TableDesign, widening: str) -> DataFrame:
         """The rows with what the table demands of each: columns that it is partitioned by, null where the topic lacks

@@ -231,7 +231,7 @@ class _HistoryScan:
             why = why_incomplete(snapshot) or self.topic.why_not_its_table(table_id, version, transaction)
             # Delta would scan the newest version in each query. That may lack rows that were deleted since.
             frame = self.spark.read.format("delta").option("versionAsOf", snapshot.version()).load(path)
-            why = why or self.topic.why_not_its_columns(frame.columns)
+            why = why or self.topic.why_not_its_columns(table_id, frame.columns)
         except (Py4JJavaError, PySparkException) as error:
             raise unreadable(self.topic, f"{said(error)}{root_cause(error)}") from error
         if why:

@@ -605,7 +605,7 @@ class ConsumerConfig(Config):
     auto_commit_interval_ms: int = setting(
         5000, "How often positions are committed automatically.", between(1, INT32_MAX)
     )
-    fetch_min_bytes: int = setting(1, "A fetch waits for so many bytes, to fetch.max.wait.ms.", between(1, INT32_MAX))
+    fetch_min_bytes: int = setting(1, "Bytes that a fetch waits for, up to fetch.max.wait.ms.", between(1, INT32_MAX))
     fetch_max_wait_ms: int = setting(500, "Longest wait of a fetch.", between(0, 60_000))
     fetch_max_bytes: int = setting(52_428_800, "Bytes of one fetch; a larger batch comes, too.", between(1, INT32_MAX))
     max_partition_fetch_bytes: int = setting(

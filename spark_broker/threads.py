@@ -104,9 +104,8 @@ def begin(name: str, fate: Fate, work: Callable[[], object]) -> Worker:
 def start(worker: Worker) -> None:
     """As `begin`, for a subclass. Whoever keeps the worker keeps it afterwards: a dead one does nothing, for ever."""
     try:
-        with (
-            uninterrupted()
-        ):  # A handler that raised in `Thread.start` would leave its locks held, or the thread unknown.
+        # A handler that raised in `Thread.start` would leave its locks held, or the thread unknown.
+        with uninterrupted():
             worker.start()
     except RuntimeError as error:
         raise limit_reached(error) or error from None

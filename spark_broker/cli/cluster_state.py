@@ -97,15 +97,14 @@ def end_process(pid: int, timeout_s: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        except PermissionError as error:
-            raise PermissionError(error.errno, "it is another user's, who can stop it", f"process {pid}") from None
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
     except ProcessLookupError:
         return True
+    except PermissionError as error:
+        raise PermissionError(error.errno, "it is another user's, who can stop it", f"process {pid}") from None
     finally:
         os.close(pidfd)
 

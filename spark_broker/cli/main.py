@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SparkBrokerError as error:
         print_error(str(error))
         sys.exit(1)
-    except KeyboardInterrupt:  # while this was imported; typer sees to it from then on
+    except KeyboardInterrupt:  # while modules are imported; typer answers it later
         sys.exit(INTERRUPTED)
     except (MemoryError, RuntimeError) as error:
         limit = limit_reached(error)

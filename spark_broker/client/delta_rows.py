@@ -72,7 +72,7 @@ class DeltaRows:
             files = _of_files(actions).to_pylist()
             self._files = [TableFile(self._storage, action, maps_columns=maps) for action in files]
             self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
-            self._row_bytes = _row_bytes(actions)
+            self.row_bytes = _row_bytes(actions)
         missing = [name for name in _LOG_COLUMNS if name not in self.columns]
         why = why or (f"it has no column {', '.join(missing)}" if missing else "")
         why = why or topic.why_not_its_columns(table_id, self.columns)
@@ -98,10 +98,6 @@ class DeltaRows:
             for first in batch.column("first").to_pylist():
                 return None if first is None else int(first)
         return None
-
-    def row_bytes(self) -> int:
-        """About how many bytes of its file a row has."""
-        return self._row_bytes
 
     def _query(self, query: str) -> Iterator[pa.RecordBatch]:
         with self.failures():
@@ -177,7 +173,7 @@ def _of_files(actions: pa.Table) -> pa.Table:
 
 
 def _row_bytes(actions: pa.Table) -> int:
-    """Of files without statistics, nobody knows how many rows they have."""
+    """About how many bytes of its file a row has. Of files without statistics, nobody knows how many rows they have."""
     if "num_records" not in actions.column_names:
         return 1
     counted = actions.filter(pc.is_valid(actions.column("num_records")))

@@ -42,7 +42,7 @@ class HistoryReader:
         self._topic = topic
         self._table = DeltaRows(topic)
         wanted = WINDOW_BYTES if window_bytes is None else window_bytes
-        self._window = min(WINDOW_ROWS_MAX, max(1, wanted // self._table.row_bytes()))
+        self._window = min(WINDOW_ROWS_MAX, max(1, wanted // self._table.row_bytes))
         """How many offsets are sorted at a time."""
 
     def batches(

@@ -15,7 +15,7 @@ from spark_broker.client import given
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
-from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline, Rounds, call_with_retries
+from spark_broker.client.retry import Backoff, Deadline, Rounds, TopicGrace, call_with_retries
 from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
@@ -28,6 +28,7 @@ from spark_broker.errors import (
     ThrottlingQuotaExceededError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
+    again,
 )
 from spark_broker.interrupts import Condition, Event, uninterrupted
 from spark_broker.protocol.messages import (
@@ -170,14 +171,14 @@ class ClusterMetadata:
                     if not self._landed.wait_for(lambda flight=flight: flight.landed, deadline.remaining_s):  # type: ignore[misc]
                         raise RequestTimedOutError("no broker answered a metadata request in time")
                 if isinstance(flight.error, _FAILS_ALL):
-                    raise type(flight.error)(flight.error.message, hint=flight.error.hint)
+                    raise again(flight.error)
                 if flight.answered and flight.topics >= wanted:
                     return self._view
             try:
                 self._fly(flight, deadline)
                 return self._view
             except SparkBrokerError as error:
-                flight.error = error
+                flight.error = again(error)
                 raise
             finally:
                 with self._lock:
@@ -235,7 +236,7 @@ class ClusterMetadata:
         if view is not None and partition < len(view.partitions) and not self.stale:
             return view
         self.use([name])
-        grace, rounds = None, Rounds(deadline, self.backoff, self.closing)
+        grace, rounds = TopicGrace(), Rounds(deadline, self.backoff, self.closing)
         failure: SparkBrokerError | None = None
         while True:
             try:
@@ -245,8 +246,7 @@ class ClusterMetadata:
             if view is not None and partition < len(view.partitions):
                 return view
             failure = _unknown(name, view, lagging=self._lagging)
-            grace = grace or Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
-            if (grace.expired and not self._lagging) or not rounds.next():
+            if not grace.retries(failure) or not rounds.next():
                 raise failure
 
     def call_any(self, request: Message, deadline: Deadline) -> CallResponse:

@@ -26,6 +26,7 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.model import NO_EPOCH, ConsumedBatch
+from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.fetch_session import RangeSession
 from spark_broker.spark.planned_topic import planned_topic
 from spark_broker.spark.ranges import OffsetRange
@@ -209,8 +210,7 @@ class RangeReader:
         tp, end = self._part.tp, self._part.end
         if self._fail_on_data_loss:
             raise LogTruncationError(f"{tp}: since the query was planned, {error.message}") from error
-        read_committed = self._settings.read_committed
-        latest = lookup_offsets(self._metadata, {tp: LATEST}, self._deadline, read_committed=read_committed)[tp]
+        latest = self._log_now()
         end = max(self._position, min(end, latest.offset))
         _log.warning("%s: since the query was planned, %s; reading what is there, up to %d", tp, error.message, end)
         self._part = replace(self._part, end=end, read_to=latest.offset, read_epoch=latest.last_epoch)
@@ -220,8 +220,7 @@ class RangeReader:
         tp, position = self._part.tp, self._position
         if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(f"{tp}: records from offset {position} on are gone: {error.message}") from error
-        settings = self._settings
-        log = lookup_offsets(self._metadata, {tp: LATEST}, self._deadline, read_committed=settings.read_committed)[tp]
+        log = self._log_now()
         topic = self._metadata.as_recorded(self._topic(), self._deadline)  # The metadata may lack the last deletion.
         parts = [(log.log_start_offset, log.offset), topic.history_of(tp.partition)]
         if any(start <= position < end for start, end in parts):
@@ -230,6 +229,11 @@ class RangeReader:
         # There may be a gap between the table's end and the log's start.
         self._position = min([start for start, end in parts if position < start < end] + [self._part.end])
         _log.warning("%s: records %d to %d (exclusive) are gone; reading on", tp, position, self._position)
+
+    def _log_now(self) -> ListedOffset:
+        """Where the partition's log begins and ends, for this read."""
+        tp, read_committed = self._part.tp, self._settings.read_committed
+        return lookup_offsets(self._metadata, {tp: LATEST}, self._deadline, read_committed=read_committed)[tp]
 
     def _answer_timeout_ms(self) -> int:
         patience_ms = FIRST_ANSWER_TIMEOUT_MS << min(self._retry.failures, 16)

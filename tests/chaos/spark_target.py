@@ -28,8 +28,9 @@ from tests.chaos.disks import SmallDisk, away, mounted
 from tests.chaos.process_target import AHEAD_S, AWAY_S, FREEZE_S, FULL_S
 from tests.chaos.target import CONFIG, NotHealedError, Target
 from tests.spark.application import Application
+from tests.support.ports import free_port
 from tests.support.processes import kill_all
-from tests.support.spark_ui import SparkUi, free_port
+from tests.support.spark_ui import SparkUi
 
 MASTER = "local-cluster[3,2,1024]"
 

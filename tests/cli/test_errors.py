@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 
 import pytest
 
 from spark_broker.cli import output
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+from tests.support.ports import refused_address
 
 
 def test_an_unknown_option_names_the_nearest(run: Run) -> None:
@@ -39,7 +33,7 @@ def test_a_state_that_no_transaction_has_is_refused_with_those_there_are(run: Ru
 
 
 def test_nobody_answering_is_one_line_that_names_the_address(run: Run) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = refused_address()
     ended = run("topics", "list", "--bootstrap-server", address, "--output", "json")
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith("error: [BOOTSTRAP_UNREACHABLE]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -26,17 +25,12 @@ from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest, CallRequest, Message, MetadataRequest
 from tests.client.fake_broker import FakeCluster
 from tests.client.proxy import Proxy
+from tests.support.ports import refused_address
 
 Values = Callable[..., pa.RecordBatch]
 WAIT_S = 30.0
 
 BUSY = ThrottlingQuotaExceededError("500 calls wait for their turn already")
-
-
-def refused_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def overload_calls(cluster: FakeCluster, times: int) -> list[float]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -17,6 +15,7 @@ from spark_broker.config import ProducerConfig
 from spark_broker.errors import BootstrapUnreachableError, RequestTimedOutError
 from spark_broker.protocol.messages import CallRequest, Message, MetadataRequest
 from tests.client.fake_broker import FakeCluster
+from tests.support.ports import refused_address
 from tests.support.waiting import eventually
 
 WAIT_S = 30.0
@@ -40,12 +39,6 @@ class Gate:
 @pytest.fixture
 def metadata(cluster: FakeCluster) -> ClusterMetadata:
     return ClusterMetadata.connect(ProducerConfig(bootstrap_servers=tuple(cluster.bootstrap.split(","))))
-
-
-def nobody() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def in_threads(call: Callable[[], object]) -> list[BaseException | None]:
@@ -101,11 +94,11 @@ def test_a_question_that_timed_out_is_asked_again_by_whoever_has_time(
 
 def test_an_answer_that_takes_longer_than_the_grace_begins_it(cluster: FakeCluster, metadata: ClusterMetadata) -> None:
     """The broker that answers late may lag behind as any other one may."""
-    answers: list[float] = []
+    answers: list[int] = []
 
     def hook(broker: int, request: CallRequest) -> Message | None:
         if isinstance(request, MetadataRequest):
-            answers.append(time.monotonic())
+            answers.append(broker)
             if len(answers) == 3:
                 cluster.create("late", 1)
             else:
@@ -118,10 +111,10 @@ def test_an_answer_that_takes_longer_than_the_grace_begins_it(cluster: FakeClust
 
 def test_where_nobody_answers_each_thread_is_told_so() -> None:
     """Story: one was told, and the others got an empty list of groups, and that the topic does not exist."""
-    with Admin(nobody()) as admin:
+    with Admin(refused_address()) as admin:
         assert [type(error) for error in in_threads(admin.list_groups)] == [BootstrapUnreachableError] * THREADS
-    with Producer(nobody()) as producer:
+    with Producer(refused_address()) as producer:
         told = in_threads(lambda: producer.append("t", [{"value": b"x"}]).result(WAIT_S))
     assert [type(error) for error in told] == [BootstrapUnreachableError] * THREADS
-    with Consumer(nobody(), topics=["t"]) as consumer, pytest.raises(BootstrapUnreachableError):
+    with Consumer(refused_address(), topics=["t"]) as consumer, pytest.raises(BootstrapUnreachableError):
         consumer.end_offsets([TopicPartition("t", 0)])

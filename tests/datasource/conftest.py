@@ -29,8 +29,7 @@ def cluster() -> Iterator[FakeCluster]:
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that no broker shows counts as absent after a tenth of a second."""
-    for module in ("metadata", "retry"):
-        monkeypatch.setattr(f"spark_broker.client.{module}.UNKNOWN_TOPIC_GRACE_MS", 100)
+    monkeypatch.setattr("spark_broker.client.retry.UNKNOWN_TOPIC_GRACE_MS", 100)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.spark.failover import wait_for
-from tests.support.spark_ui import free_port
+from tests.support.ports import free_port
 
 SPARK_CLASS = Path(sys.executable).with_name("spark-class")
 MASTER_CLASS = "org.apache.spark.deploy.master.Master"

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.spark.failover import wait_for
+from tests.support.ports import free_port
 from tests.support.process_cluster import ProcessCluster
 from tests.support.processes import kill_all
-from tests.support.spark_ui import free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 

@@ -11,7 +11,8 @@ from spark_broker.testing.faults import broker_processes, is_running
 from tests.spark.application import Application
 from tests.spark.failover import Scenario, wait_for
 from tests.spark.standalone import StandaloneCluster
-from tests.support.spark_ui import SparkUi, free_port
+from tests.support.ports import free_port
+from tests.support.spark_ui import SparkUi
 from tests.support.story import step
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]

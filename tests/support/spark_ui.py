@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from typing import Any
 
 TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    """A port that no process listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class SparkUi:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -83,7 +83,7 @@ class StacksOfTests:
         faulthandler.cancel_dump_traceback_later()
 
 
-class TimeoutSettings:
+class TimeoutSettings(Protocol):
     """What pytest-timeout knows of a test."""
 
     timeout: float

@@ -8,6 +8,7 @@ Ends in order on SIGINT and SIGTERM: leaders hand over, logs are synced, executo
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from spark_broker.driver.directories import lasting_metadata_dir
 from spark_broker.driver.metadata_claim import check_claim_of
 from spark_broker.driver.session import configure_spark, forward_jvm_signals, quiet_spark, submitted_settings
 from spark_broker.driver.view import COLUMNS, table_rows
-from spark_broker.errors import ClosedError, SparkBrokerError
+from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
 from spark_broker.setting_values import named_once
 from spark_broker.spark.delta_session import configure_delta_where_there
 from spark_broker.storage.filesystem import LOCAL
@@ -87,6 +88,8 @@ def main(given: list[str] | None = None) -> int:
         metadata_dir = lasting_metadata_dir(settings.cluster)
         if metadata_dir is not None and not options.take_over:
             check_claim_of(metadata_dir)  # The controller would raise the same error, but after Spark has started.
+        if options.ready_file:
+            check_ready_file(options.ready_file)
         with session(options, settings) as spark:
             stop = stop_on_signals()
             with started(spark, options, settings, stop) as cluster:
@@ -301,10 +304,34 @@ def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
         "driver_log": log_file(),
         "brokers": brokers,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(ready, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with written_beside(path) as partial:
+        partial.write_text(json.dumps(ready, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
+def check_ready_file(path: Path) -> None:
+    """Raise ClusterStartError now, and not after Spark has started, where the file cannot be written."""
+    with written_beside(path) as partial:
+        partial.touch()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """A file beside this one that does not outlive the block. Raises ClusterStartError for what the system refuses."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise ClusterStartError(
+            f"the ready file {path} cannot be written: {error.strerror}",
+            hint="Make room there, or name another --ready-file; then start the cluster again.",
+        ) from error
 
 
 def remove_ready_file(path: Path) -> None:
@@ -314,7 +341,10 @@ def remove_ready_file(path: Path) -> None:
     except (OSError, ValueError):
         return
     if isinstance(ready, dict) and ready.get("driver_pid") == os.getpid():
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:  # Whoever reads it finds that its driver does not run.
+            print(f"warning: the ready file {path} cannot be removed: {error.strerror}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from spark_broker.broker.topic import Topic
 from spark_broker.core.batch import batch_info
 from spark_broker.core.compaction import Cleaned
-from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
 from spark_broker.core.replica import RecoveredLog
 from spark_broker.core.transaction_index import TransactionIndex
@@ -21,7 +21,7 @@ from spark_broker.protocol.messages import ProducerStateEntry
 from spark_broker.storage.checkpoints import read_leader_epochs, write_leader_epochs
 from spark_broker.storage.cleaner import Swap
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.files import storage_error
+from spark_broker.storage.files import is_full, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.log_view import LogView
@@ -134,7 +134,8 @@ class ReplicaLog:
         log_start = self._log.log_start_offset
         history = saved.start_at(log_start).truncate_to(self._log.log_end_offset)
         last = self._log.last_header
-        if last is not None and last.leader_epoch > history.latest_epoch:  # It lacks the newest epochs, and no others.
+        if last is not None and last.leader_epoch != history.latest_epoch:  # It lacks the newest, or is an older one.
+            history = self._agreed(history)
             known_to = history.entries[-1].start_offset if history.entries else log_start
             for header in self._log.headers(max(known_to, log_start)):
                 if header.leader_epoch > history.latest_epoch:
@@ -142,6 +143,20 @@ class ReplicaLog:
         history = history.start_at(log_start)
         if history != saved:  # The batches that carry these epochs may be removed before the next epoch.
             self._to_be_saved(history)
+        return history
+
+    def _agreed(self, history: EpochHistory) -> EpochHistory:
+        """The part of the history that the batches agree with. No epoch begins at two offsets, or after two logs: where
+        one epoch is right, all before it are.
+        """
+        log_start = self._log.log_start_offset
+        while history.entries:
+            newest = history.entries[-1]
+            header = self._log.header_of(max(newest.start_offset, log_start))
+            epoch = UNDEFINED_EPOCH if header is None else header.leader_epoch
+            if epoch == newest.epoch or (epoch > newest.epoch and newest.start_offset < log_start):
+                break
+            history = history.truncate_to(newest.start_offset)
         return history
 
     def lost_schemas(self) -> dict[int, bytes]:
@@ -310,14 +325,27 @@ class ReplicaLog:
 
     def advance_log_start(self, offset: int) -> None:
         """Save the producers and epochs of the part to be removed, unless a roll has saved them. Then remove it."""
-        if offset <= self._log.log_start_offset:
-            return
-        self._save_epochs_if_there_is_room()
+        if offset > self._log.log_start_offset:
+            self._save_epochs_if_there_is_room()
+            with self._disk():
+                if self._snapshots.newest(offset, offset) is None:
+                    self._write_snapshot(offset)
         with self._disk():
-            if self._snapshots.newest(offset, offset) is None:
-                self._snapshots.write(offset, self.producers_at(offset))
-            self._log.advance_log_start(offset)
-            self._snapshots.remove_below(offset)
+            self._log.advance_log_start(offset)  # Also where it is there: a file may have been kept.
+            self._snapshots.remove_below(self._log.log_start_offset)
+
+    def _write_snapshot(self, offset: int) -> None:
+        """On a full disk it takes the room of later ones, which only spare a replay: the removal makes more room.
+
+        Raises OSError.
+        """
+        producers = self.producers_at(offset)
+        try:
+            self._snapshots.write(offset, producers)
+        except OSError as error:
+            if not is_full(error) or not self._snapshots.remove_above(offset):
+                raise
+            self._snapshots.write(offset, producers)
 
     @property
     def is_unusable(self) -> bool:

@@ -38,6 +38,21 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LIMITS = NO_DESCRIPTOR | {errno.ENOMEM, errno.EFBIG}
 
 
+class HalfDoneError(OSError):
+    """A change that the system has refused half-way: what is on the disk now is for a recovery to judge."""
+
+
+@contextmanager
+def half_done_if_refused() -> Iterator[None]:
+    """For steps of which some may be done already when one is refused. Raises HalfDoneError then."""
+    try:
+        yield
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        raise HalfDoneError(error.errno, error.strerror, error.filename) from error
+
+
 def is_full(error: OSError) -> bool:
     """Whether the error means that the disk (or a quota) is full, rather than broken. A failed fsync never does."""
     return error.errno in _FULL and not isinstance(error, FsyncError)

@@ -25,16 +25,17 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.protocol.crc32c import Buffer
-from spark_broker.protocol.frame import ENTRY_BYTES, NO_TIMESTAMP, BatchHeader, Frame
+from spark_broker.protocol.frame import NO_TIMESTAMP, BatchHeader, Frame
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.files import is_refusal, storage_error
+from spark_broker.storage.files import HalfDoneError, half_done_if_refused, is_refusal, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.index import count_below, header_at
 from spark_broker.storage.log_state import LogState, read_log_state, write_log_state
 from spark_broker.storage.log_view import LoadedIndexes, LogView, segment_of
+from spark_broker.storage.next_batches import begins_segment, check_contiguous
 from spark_broker.storage.recovery import SchemaOf, recover_segments
 from spark_broker.storage.retention import RetentionClock, expired_segments
-from spark_broker.storage.segment import Segment, by_segment
+from spark_broker.storage.segment import Segment, by_segment, unlink_files
 from spark_broker.storage.segment_swap import (
     CompactedSegment,
     begin_compaction,
@@ -72,6 +73,7 @@ class PartitionLog:
         self._recovery_point = state.recovery_point
         self._saved_state = state
         self._directory_unsynced = False
+        self._below_start: list[Segment] = []  # Out of the log; they have files yet.
         self._cut_lock = threading.RLock()
         self._indexes = LoadedIndexes()
         self._unusable: SparkBrokerError | None = None
@@ -111,8 +113,8 @@ class PartitionLog:
             undo.callback(self.close, clean=False)
             if self._log_end_offset < max(state.log_start_offset, state.recovery_point):
                 raise DamagedLogError(f"the log ends at {self._log_end_offset}; {state} was saved")
-            is_empty = not self._segments
-            self.cleaned, self._saved_state = recover_cleaned(self._fs, self.directory, state, is_empty=is_empty)
+            found = recover_cleaned(self._fs, self.directory, state, is_empty=not self._segments)
+            self.cleaned, self._saved_state = found
             undo.pop_all()
 
     @property
@@ -152,16 +154,7 @@ class PartitionLog:
 
     def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
         """Whether the leader's next batch, of `length` bytes, begins a segment (and gets FIRST_OF_SEGMENT)."""
-        segments = self._segments
-        if not segments or segments[-1].sealed:
-            return True
-        active = segments[-1]
-        return (
-            active.size_bytes + length > self.config.segment_bytes
-            or active.index_bytes + ENTRY_BYTES > self.config.segment_index_bytes
-            or schema_id != active.last.schema_id
-            or append_time_ms - active.first.append_time_ms >= self.config.segment_ms
-        )
+        return begins_segment(self._segments, self.config, length, schema_id, append_time_ms)
 
     def append(self, header: BatchHeader, message: Buffer) -> None:
         """Append one batch at the log end. See `append_many`."""
@@ -202,6 +195,9 @@ class PartitionLog:
         segments = self._segments
         if segments and not segments[-1].sealed:
             self._seal(segments[-1])
+        elif segments:  # A full disk, or a crash, may have kept the state from being saved.
+            self.flush()
+            self._save_state()
         created = Segment.create(self._fs, self.directory, self._schemas(group[0].header.schema_id), group)
         self._directory_unsynced = True
         self._segments = (*segments, created)
@@ -214,17 +210,9 @@ class PartitionLog:
         self._save_state()
 
     def _check_contiguous(self, frames: Sequence[Frame]) -> None:
-        expected = self._log_end_offset
         # An empty log accepts a lower maximum: the leader may have begun there without the batches below the log start.
-        latest_us = self.max_timestamp_us if expected > self._log_start_offset else NO_TIMESTAMP
-        for number, (header, message) in enumerate(frames):
-            # The leader's log start may lie within a batch. A replica that starts there gets that batch first.
-            first = number == 0 and not self._segments and header.base_offset <= expected < header.next_offset
-            follows = first or header.base_offset == expected
-            invariant(follows, "a batch at %d in a log that ends at %d", header.base_offset, expected)
-            invariant(header.length == len(message), "a header's length is its message's")
-            invariant(header.max_timestamp_us >= latest_us, "the maximum timestamp of a partition never falls")
-            expected, latest_us = header.next_offset, header.max_timestamp_us
+        latest_us = self.max_timestamp_us if self._log_end_offset > self._log_start_offset else NO_TIMESTAMP
+        check_contiguous(frames, self._log_end_offset, latest_us, begins=not self._segments)
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int) -> list[Frame]:
         """Whole batches from the one that contains `offset` on, all of them below `end_offset` (exclusive).
@@ -293,6 +281,7 @@ class PartitionLog:
             self.truncate_fully_and_start_at(offset)
             return
         with self._cut_lock, self._failing("truncate"):
+            self._remove_below_start()
             position = segment_of(segments, offset)
             entries = self._indexes.entries(segments[position])
             count = count_below(entries, offset)
@@ -302,11 +291,20 @@ class PartitionLog:
             state = self._saved_state.at(min(self._log_start_offset, boundary), min(self._recovery_point, boundary))
             self._save(state)
             self._log_start_offset, self._recovery_point = state.log_start_offset, state.recovery_point
-            for _ in segments[position + bool(count) :]:
-                self._drop_last()
+            self._drop_behind(position + bool(count))
             if count:
                 self._segments = (*segments[:position], segments[position].cut(count))
                 self._log_end_offset = boundary
+
+    def _drop_behind(self, kept: int) -> None:
+        """Remove what follows the first `kept` segments, durably. The log's first segment goes last, whatever a crash
+        of the machine leaves of the others: a log that lacks the segment with its start is a damaged one.
+        """
+        while len(self._segments) > max(kept, 1):
+            self._drop_last()
+        self._fs.sync_directory(self.directory)
+        if self._segments and not kept:
+            self._drop_last()
             self._fs.sync_directory(self.directory)
 
     def _drop_last(self) -> None:
@@ -320,13 +318,12 @@ class PartitionLog:
         self._check_usable()
         with self._cut_lock:
             with self._failing("truncate"):
+                self._remove_below_start()
                 self._recovery_point = min(self._recovery_point, self._log_start_offset)
                 self._save_state()
-            with self._failing("restart"):
-                while self._segments:
-                    self._drop_last()
+            with self._failing("restart"), half_done_if_refused():
                 # Removals are synced before the state changes: no crash may bring old segments back after that.
-                self._fs.sync_directory(self.directory)
+                self._drop_behind(0)
                 self._forget_cleaned()
                 self.beginnings += 1
                 self._log_start_offset = self._log_end_offset = self._recovery_point = offset
@@ -384,29 +381,37 @@ class PartitionLog:
         """The file is written first: after a crash in between, its state must not know more than is there."""
         write_cleaned(self._fs, self.directory, cleaned, swap)
         self.cleaned = cleaned
-        self._save(self._saved_state.knowing(cleaned))
+        with half_done_if_refused():
+            self._save(self._saved_state.knowing(cleaned))
 
     def advance_log_start(self, offset: int) -> list[int]:
         """Raise the log start; delete segments wholly below it, but never the last. Returns their base offsets.
 
-        Raises OffsetOutOfRangeError if `offset` is past the log end. One at or below the log start changes nothing.
+        Raises OffsetOutOfRangeError if `offset` is past the log end. After StorageRefusedError, what is not deleted is
+        out of the log, and each later call tries it again, also one with the same offset.
         """
         self._check_usable()
         if offset > self._log_end_offset:
             raise OffsetOutOfRangeError(f"log start {offset}; the log ends at {self._log_end_offset}")
-        if offset <= self._log_start_offset:
+        if offset <= self._log_start_offset and not self._below_start:
             return []
         with self._cut_lock, self._failing("delete"):
-            self._save(self._saved_state.at(offset, self._recovery_point))
-            self._log_start_offset = offset
-            segments = self._segments
-            count = sum(segment.next_offset <= offset for segment in segments[:-1])
-            self._segments = segments[count:]
-            for segment in segments[:count]:
-                segment.remove()
-            if count:
-                self._fs.sync_directory(self.directory)
-            return [segment.base_offset for segment in segments[:count]]
+            if offset > self._log_start_offset:
+                self._save(self._saved_state.at(offset, self._recovery_point))
+                self._log_start_offset = offset
+                count = sum(segment.next_offset <= offset for segment in self._segments[:-1])
+                self._below_start += self._segments[:count]
+                self._segments = self._segments[count:]
+            return self._remove_below_start()
+
+    def _remove_below_start(self) -> list[int]:
+        removed: list[int] = []
+        while self._below_start:
+            unlink_files(self._fs, self.directory, self._below_start[0].base_offset)
+            removed.append(self._below_start.pop(0).base_offset)
+        if removed:
+            self._fs.sync_directory(self.directory)
+        return removed
 
     def retention_start(self, *, high_watermark: int, clock: RetentionClock) -> int:
         """Where the log would start if retention.ms (append time) and retention.bytes were applied now.
@@ -416,11 +421,6 @@ class PartitionLog:
         segments = self._segments
         count = expired_segments(segments, self.config, high_watermark=high_watermark, clock=clock)
         return max(segments[count].base_offset, self._log_start_offset) if count else self._log_start_offset
-
-    def apply_retention(self, *, high_watermark: int, clock: RetentionClock) -> int:
-        """Delete what retention does not keep. Returns the log start offset."""
-        self.advance_log_start(self.retention_start(high_watermark=high_watermark, clock=clock))
-        return self._log_start_offset
 
     def flush(self) -> None:
         """Sync what is not synced and move the recovery point. May run beside appends.
@@ -488,13 +488,12 @@ class PartitionLog:
             self._fail(action, error)
 
     def _fail(self, action: str, error: OSError | KafkaStorageError) -> NoReturn:
-        """A full disk refuses one action, which has changed nothing. The log goes on. After other errors every call is
-        refused. Where the action was only refused half-way (a restart, or by a limit), the log can be opened anew."""
+        """After a refusal that has changed nothing, the log goes on. After other errors every call is refused. Where
+        that was a refusal half-way, or by a limit, the log can be opened anew."""
         if isinstance(error, KafkaStorageError):
             self._unusable = error
             raise error
         refused = storage_error(error, f"{action} in {self.directory}")
-        changes_nothing = action != "restart" and not isinstance(refused, ProcessLimitError)
-        if not (is_refusal(error) and changes_nothing):
+        if not is_refusal(error) or isinstance(error, HalfDoneError) or isinstance(refused, ProcessLimitError):
             self._unusable = refused
         raise refused from error

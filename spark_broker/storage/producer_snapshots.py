@@ -150,9 +150,11 @@ class ProducerSnapshots:
                 logger.warning("%s: %s; an older one is used", self._directory.name, error)
         return None
 
-    def remove_above(self, offset: int) -> None:
-        """Remove the snapshots above `offset`, before the log is cut there or after it was found to end there."""
-        self._remove([snapshot_offset for snapshot_offset in self._offsets if snapshot_offset > offset])
+    def remove_above(self, offset: int) -> int:
+        """Remove the snapshots above `offset`, before the log is cut there or after it was found to end there. Returns
+        how many there were.
+        """
+        return self._remove([snapshot_offset for snapshot_offset in self._offsets if snapshot_offset > offset])
 
     def remove_below(self, offset: int) -> None:
         """Remove the snapshots below `offset`, after retention has removed the batches there.
@@ -168,13 +170,14 @@ class ProducerSnapshots:
         """
         self._remove([snapshot_offset for snapshot_offset in self._offsets if first < snapshot_offset < end])
 
-    def _remove(self, offsets: list[int]) -> None:
+    def _remove(self, offsets: list[int]) -> int:
         for offset in offsets:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.unlink(self._path(offset))
             self._offsets.remove(offset)
         if offsets:
             self._fs.sync_directory(self._directory)
+        return len(offsets)
 
     def _path(self, offset: int) -> Path:
         return self._directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"

@@ -42,7 +42,7 @@ from spark_broker.storage.index import (
     header_at,
     pack_entries,
 )
-from spark_broker.storage.log_state import LogState
+from spark_broker.storage.log_state import LOG_STATE_FILE, LogState
 from spark_broker.storage.segment import (
     ARROW_SUFFIX,
     DELETED_SUFFIX,
@@ -52,6 +52,7 @@ from spark_broker.storage.segment import (
     read_schema_message,
     remove_files,
     segment_paths,
+    unlink_files,
 )
 from spark_broker.storage.segment_swap import CLEANED_SUFFIX, finish_swap
 from spark_broker.storage.start_kind import StartKind
@@ -91,11 +92,12 @@ def _recover(
     finish_swap(fs, directory)
     _finish_deletions(fs, directory)
     bases = _drop_below_log_start(fs, directory, _base_offsets(fs, directory), state.log_start_offset)
+    if start is StartKind.MACHINE_CRASH and len(bases) > 1 and not fs.exists(directory / LOG_STATE_FILE):
+        # It is saved before a log gets its second segment. Without it, what was synced would count as lost.
+        raise DamagedLogError(f"{LOG_STATE_FILE} is gone; there are segments from {bases[0]} to {bases[-1]}")
     # If the recovery point is not past the log start, nothing that is kept was synced. After the log was restarted at a
     # new offset, both may lie within a batch.
     synced_to = state.recovery_point if state.recovery_point > state.log_start_offset else 0
-    if start is StartKind.MACHINE_CRASH and not synced_to:
-        bases = _without_lost_start(fs, directory, bases, state.log_start_offset)
     if bases and bases[0] > state.log_start_offset:
         raise DamagedLogError(f"the first segment is {bases[0]}; the log starts at {state.log_start_offset}")
     if start is StartKind.MACHINE_CRASH:
@@ -124,15 +126,16 @@ def _finish_deletions(fs: FileSystem, directory: Path) -> None:
             fs.unlink(directory / name)
         elif name.endswith(ARROW_SUFFIX + DELETED_SUFFIX):
             index = directory / (name.removesuffix(ARROW_SUFFIX + DELETED_SUFFIX) + INDEX_SUFFIX)
-            with contextlib.suppress(FileNotFoundError):
-                fs.unlink(index)
+            if not fs.exists(directory / name.removesuffix(DELETED_SUFFIX)):  # Else it is that of a newer segment.
+                with contextlib.suppress(FileNotFoundError):
+                    fs.unlink(index)
             fs.unlink(directory / name)
 
 
 def _drop_below_log_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
     """Delete segments wholly below the log start. Retention saves the log start before it deletes them."""
     while len(bases) > 1 and bases[1] <= log_start_offset:
-        remove_files(fs, directory, bases.pop(0))
+        unlink_files(fs, directory, bases.pop(0))
     return bases
 
 
@@ -261,15 +264,6 @@ class _Rebuilt:
     start: int
     end: int
     sealed: bool
-
-
-def _without_lost_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
-    """Where nothing was synced, the first segment may be lost. The segments after it are then of no use."""
-    if not bases or bases[0] <= log_start_offset:
-        return bases
-    for base in reversed(bases):
-        _remove(fs, directory, base, "the first segment is lost, and nothing was synced")
-    return []
 
 
 def _after_machine_crash(

@@ -21,6 +21,7 @@ from spark_broker.storage.files import (
     TEMPORARY_SUFFIX,
     SharedFile,
     copy_prefix,
+    half_done_if_refused,
     is_refusal,
     opened,
     read_fully,
@@ -75,15 +76,26 @@ def by_segment(frames: Sequence[Frame]) -> Sequence[Sequence[Frame]]:
 
 
 def remove_files(fs: FileSystem, directory: Path, base_offset: int) -> None:
-    """Delete those of a segment's files that exist. Raises OSError.
+    """Delete those of a segment's files that exist. Raises OSError; where it is refused, HalfDoneError.
 
     The `.arrow` file is renamed before any file is deleted. Recovery can then tell half a deletion from a lost file.
     """
     arrow_path, index_path = segment_paths(directory, base_offset)
     deleted = arrow_path.with_name(arrow_path.name + DELETED_SUFFIX)
-    with contextlib.suppress(FileNotFoundError):
-        fs.rename(arrow_path, deleted)
-    for path in (index_path, deleted):
+    with half_done_if_refused():
+        with contextlib.suppress(FileNotFoundError):
+            fs.rename(arrow_path, deleted)
+        for path in (index_path, deleted):
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(path)
+
+
+def unlink_files(fs: FileSystem, directory: Path, base_offset: int) -> None:
+    """Delete those files that exist of a segment below the log start. Raises OSError.
+
+    Recovery deletes the rest, so that no file needs another name: a full disk may have no room for one.
+    """
+    for path in segment_paths(directory, base_offset):
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
 
@@ -124,7 +136,9 @@ class Segment:
 
     @classmethod
     def create(cls, fs: FileSystem, directory: Path, schema_message: bytes, frames: Sequence[Frame]) -> Segment:
-        """A new active segment with these first batches. Raises OSError, and then leaves no file behind."""
+        """A new active segment with these first batches. Raises OSError, and then leaves no file behind: HalfDoneError
+        where it does.
+        """
         headers = [frame.header for frame in frames]
         paths = segment_paths(directory, headers[0].base_offset)
         packed = pack_entries(headers, len(schema_message))
@@ -314,7 +328,7 @@ class Segment:
         return self.cut(len(self.entries()))
 
     def remove(self) -> None:
-        """Delete both files. Raises OSError."""
+        """Delete both files. Raises OSError; where it is refused, HalfDoneError."""
         self.close()
         remove_files(self.fs, self.directory, self.base_offset)
 
@@ -362,9 +376,10 @@ class Segment:
                 with contextlib.suppress(FileNotFoundError):
                     self.fs.unlink(path)
             raise
-        self.fs.rename(temporary[0], self.index_path)
-        self.fs.rename(temporary[1], self.arrow_path)
-        self.fs.sync_directory(self.directory)
+        with half_done_if_refused():
+            self.fs.rename(temporary[0], self.index_path)
+            self.fs.rename(temporary[1], self.arrow_path)
+            self.fs.sync_directory(self.directory)
 
 
 def _outer_entries(fs: FileSystem, index_path: Path) -> bytes:

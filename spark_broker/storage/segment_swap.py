@@ -22,7 +22,7 @@ from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.frame import BatchHeader, Frame
 from spark_broker.protocol.ipc_message import END_OF_STREAM
 from spark_broker.storage.checkpoints import read_checkpoint_as, write_checkpoint
-from spark_broker.storage.files import is_refusal, opened, write_fully
+from spark_broker.storage.files import half_done_if_refused, is_refusal, opened, write_fully
 from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.index import EntryIndex, end_position, pack_entries
 from spark_broker.storage.log_state import LogState, write_log_state
@@ -135,9 +135,10 @@ def discard_compacted(fs: FileSystem, directory: Path, base_offset: int) -> None
 def swap_segments(fs: FileSystem, directory: Path, compacted: CompactedSegment) -> Segment:
     """Put `compacted` in the place of the segments that `write_cleaned` has recorded, durably. Returns the new segment.
 
-    Raises OSError: the log must be opened again.
+    Raises OSError; where it is refused, HalfDoneError. The log must be opened again.
     """
-    finish_swap(fs, directory)
+    with half_done_if_refused():
+        finish_swap(fs, directory)
     segment = Segment.from_index(fs, directory, compacted.index, sealed=True)
     segment.unload()
     return segment

@@ -23,6 +23,7 @@ from spark_broker.storage.segment_swap import COMPACTION_FILE
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.compacted_partition import DAY_MS, CompactedPartition
 from tests.broker.rig import FAR_FUTURE_MS, batch
+from tests.storage.logs import sim_directory
 
 
 @pytest.fixture
@@ -572,6 +573,26 @@ def test_retention_after_compaction_keeps_the_producers(tmp_path: Path) -> None:
     assert lone.partition.replica.log_start_offset > 3
     lone.reopen(StartKind.PROCESS_CRASH)
     assert lone.put((b"k-2", bytes(1500)), pid=7, sequence=2) == 2
+
+
+def test_retention_after_compaction_frees_room_on_a_full_disk() -> None:
+    """Story: a pass removes the snapshots of producers within it. Retention has to write one first, and on the full
+    disk that it was to free it never could.
+    """
+    fs, directory = sim_directory()
+    settings = {"cleanup.policy": "compact,delete", "retention.bytes": "20000", "segment.bytes": "3500"}
+    lone = CompactedPartition(directory, settings, fs=fs)
+    for n in range(30):
+        lone.put((b"k-%d" % n, bytes(900)), pid=7, sequence=n)
+    lone.roll()
+    lone.compact()
+    lone.partition.flush()
+    fs.capacity_bytes = used = fs.used_bytes
+    lone.partition.apply_retention()
+    assert fs.used_bytes < used - 5000
+    assert lone.partition.replica.log_start_offset > 3
+    lone.reopen(StartKind.PROCESS_CRASH)
+    assert lone.put((b"k-29", bytes(900)), pid=7, sequence=29) == 29
 
 
 def test_records_of_a_topic_that_is_only_compacted_are_deleted_by_tombstones(lone: CompactedPartition) -> None:

@@ -150,11 +150,15 @@ def test_a_full_disk_stops_a_pass_and_changes_nothing() -> None:
     assert lone.rows() != before
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, None], ids=["EIO", "EMFILE", "MemoryError"])
+ERRORS = [errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EDQUOT, None]
+
+
+@pytest.mark.parametrize("number", ERRORS, ids=["EIO", "EMFILE", "ENOSPC", "EDQUOT", "MemoryError"])
 def test_an_error_anywhere_in_a_pass_leaves_a_log_that_can_be_opened(number: int | None) -> None:
     """Simulator, seed 561194: what a swap needed that had failed half-way was thrown away, and the log was damaged.
 
     Story: so it was where the process had no memory in the midst of a swap. It ends then, and the next one swaps.
+    Story: so it was, too, where a disk without room refused a name in the midst of a swap.
     """
     lone = written()
     assert isinstance(lone.fs, SimFileSystem)

@@ -28,10 +28,11 @@ from spark_broker.config import load_cluster_settings
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.metadata_claim import CLAIM, Claim, Owner
 from spark_broker.driver.metadata_store import LocalStore
-from spark_broker.errors import InvalidDataError
+from spark_broker.errors import ClusterStartError, InvalidDataError
 from spark_broker.protocol.messages import ControllerMetadata
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
+from tests.support.small_disk import fill_disk, small_disk
 
 
 @pytest.fixture
@@ -75,11 +76,15 @@ def test_a_pid_that_was_used_again_is_not_taken_for_the_driver(
 @pytest.fixture
 def own_note(tmp_path: Path) -> Path:
     """The note of a cluster whose driver is this process."""
+    path = tmp_path / "own.json"
+    write_note_of_this_process(path)
+    return path
+
+
+def write_note_of_this_process(path: Path) -> None:
     status = SimpleNamespace(live_brokers=[])
     names = {"bootstrap_servers": "127.0.0.1:1", "cluster_id": "c", "log_dirs": "d", "metadata_dir": "m"}
-    path = tmp_path / "own.json"
     jobs.cluster.write_ready_file(path, cast("BrokerCluster", SimpleNamespace(status=lambda: status, **names)))
-    return path
 
 
 def test_a_cluster_is_found_though_the_wall_clock_was_set_since(own_note: Path) -> None:
@@ -184,6 +189,27 @@ def test_an_application_that_fails_leaves_the_note_of_another_one(
     note(ready, os.getpid())
     assert jobs.cluster.main(given) == 1
     assert not ready.exists()
+
+
+@pytest.mark.parametrize("place", ["a file/ready.json", "a directory"])
+def test_a_ready_file_that_cannot_be_written_is_told_before_spark_starts(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs.cluster, "log", lambda level, log_format: None)
+    monkeypatch.setattr(jobs.cluster, "session", None)
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "a directory").mkdir()
+    assert jobs.cluster.main(["--ready-file", str(tmp_path / place)]) == 1
+    assert f"the ready file {tmp_path / place} cannot be written" in capsys.readouterr().err
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["a directory", "a file"]
+
+
+def test_a_ready_file_on_a_full_disk_is_an_error_in_a_line(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_mb=1) as disk:
+        fill_disk(disk)
+        with pytest.raises(ClusterStartError, match=r"own\.json cannot be written: No space left"):
+            write_note_of_this_process(disk / "own.json")
+        assert not (disk / "own.json").exists()
 
 
 def test_commands_find_the_cluster_that_runs_here(run: Run) -> None:

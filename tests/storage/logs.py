@@ -13,6 +13,7 @@ from spark_broker.protocol.schema import schema_to_bytes
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
+from spark_broker.storage.retention import RetentionClock
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 
@@ -105,6 +106,12 @@ def filled(
     """A log with one batch for each item; a true item rolls first."""
     log = open_log(directory, config=config, fs=fs)
     return log, [append_batch(log, roll=roll) for roll in batches]
+
+
+def apply_retention(log: PartitionLog, *, high_watermark: int, clock: RetentionClock) -> int:
+    """Delete what retention does not keep. Returns the log start offset."""
+    log.advance_log_start(log.retention_start(high_watermark=high_watermark, clock=clock))
+    return log.log_start_offset
 
 
 def everything(log: PartitionLog) -> list[Frame]:

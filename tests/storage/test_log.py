@@ -6,6 +6,7 @@ import errno
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,17 @@ from spark_broker.storage.log_view import MAX_LOADED_INDEXES
 from spark_broker.storage.retention import RetentionClock
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import Fault, Operation, SimFileSystem
-from tests.storage.logs import SCHEMAS, append_batch, everything, filled, make_frame, open_log, same, sim_directory
+from tests.storage.logs import (
+    SCHEMAS,
+    append_batch,
+    apply_retention,
+    everything,
+    filled,
+    make_frame,
+    open_log,
+    same,
+    sim_directory,
+)
 
 
 def test_an_empty_log_makes_no_files(tmp_path: Path) -> None:
@@ -263,21 +274,41 @@ def test_retention_goes_by_append_time_and_spares_what_is_not_committed(tmp_path
     log = open_log(tmp_path, config=LogConfig(retention_ms=1000))
     for time_ms in (0, 100, 5000, 5100):
         append_batch(log, append_time_ms=time_ms, roll=True, timestamp_us=0)
-    assert log.apply_retention(high_watermark=12, clock=RetentionClock(1000)) == 0
-    assert log.apply_retention(high_watermark=2, clock=RetentionClock(6000)) == 0
+    assert apply_retention(log, high_watermark=12, clock=RetentionClock(1000)) == 0
+    assert apply_retention(log, high_watermark=2, clock=RetentionClock(6000)) == 0
     assert log.retention_start(high_watermark=12, clock=RetentionClock(6000)) == 6
-    assert log.apply_retention(high_watermark=12, clock=RetentionClock(6000)) == 6
+    assert apply_retention(log, high_watermark=12, clock=RetentionClock(6000)) == 6
     assert log.segment_base_offsets == (6, 9)
-    assert log.apply_retention(high_watermark=12, clock=RetentionClock(10**9)) == 9, "the last segment stays"
+    assert apply_retention(log, high_watermark=12, clock=RetentionClock(10**9)) == 9, "the last segment stays"
+
+
+@pytest.mark.parametrize("kind", ["rename", "unlink"])
+def test_what_retention_could_not_delete_is_deleted_by_the_next_run(kind: str) -> None:
+    """Story: a quota refused it once, and the room was not free before the next start of the broker."""
+    fs, directory = sim_directory()
+    log, frames = filled(directory, [True] * 4, fs=fs)
+    fs.on_operation = lambda operation: Fault(errno.EDQUOT) if operation.kind == kind else None
+    with pytest.raises(StorageFullError) if kind == "unlink" else nullcontext():  # It needs no name of its own.
+        log.advance_log_start(6)
+    fs.on_operation = None
+    assert same(everything(log), frames[2:])
+    log.advance_log_start(6)
+    assert {name.split(".")[0] for name in fs.list_directory(directory) if name.endswith((".arrow", ".index"))} == {
+        f"{base:020d}" for base in (6, 9)
+    }
+    append_batch(log, roll=True)
+    log.truncate_fully_and_start_at(0)
+    added = append_batch(log)
+    assert same(everything(open_log(directory, StartKind.PROCESS_CRASH, fs=fs.crash_process())), [added])
 
 
 def test_retention_by_size_keeps_at_least_that_many_bytes(tmp_path: Path) -> None:
     log, _ = filled(tmp_path, [True] * 5)
     segment_bytes = log.size_bytes // 5
     log.config = LogConfig(retention_bytes=2 * segment_bytes, retention_ms=-1)
-    assert log.apply_retention(high_watermark=15, clock=RetentionClock(0)) == 9
+    assert apply_retention(log, high_watermark=15, clock=RetentionClock(0)) == 9
     log.config = LogConfig(retention_bytes=0, retention_ms=-1)
-    assert log.apply_retention(high_watermark=15, clock=RetentionClock(0)) == 12
+    assert apply_retention(log, high_watermark=15, clock=RetentionClock(0)) == 12
 
 
 def test_flush_messages_syncs_before_append_returns(tmp_path: Path) -> None:
@@ -428,7 +459,7 @@ def test_readers_beside_appends_rolls_and_retention_see_only_whole_right_batches
     for number in range(150):
         append_batch(log, roll=number % 7 == 0)
         if number % 10 == 0:
-            log.apply_retention(high_watermark=log.log_end_offset, clock=RetentionClock(0))
+            apply_retention(log, high_watermark=log.log_end_offset, clock=RetentionClock(0))
     stop.set()
     for thread in threads:
         thread.join(30)

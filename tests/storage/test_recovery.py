@@ -12,9 +12,20 @@ from spark_broker.protocol.frame import ENTRY_BYTES, Frame
 from spark_broker.protocol.ipc_message import END_OF_STREAM
 from spark_broker.protocol.schema_ids import schema_at
 from spark_broker.storage.config import LogConfig
+from spark_broker.storage.files import write_atomically
 from spark_broker.storage.log import PartitionLog
+from spark_broker.storage.log_state import LOG_STATE_FILE
 from spark_broker.storage.start_kind import StartKind
-from tests.storage.logs import append_batch, everything, filled, make_frame, open_log, same, schema_message
+from tests.storage.logs import (
+    append_batch,
+    everything,
+    filled,
+    make_frame,
+    open_log,
+    same,
+    schema_message,
+    sim_directory,
+)
 
 ARROW = "00000000000000000000.arrow"
 INDEX = "00000000000000000000.index"
@@ -247,6 +258,48 @@ def test_a_crash_while_a_segment_begins_leaves_the_one_before(
             path.write_bytes(data[:length])
     whole = start is StartKind.MACHINE_CRASH and arrow_bytes == 10_000  # Its only batch is in the `.arrow` file.
     _usable(tmp_path, frames if whole else frames[:1], start)
+
+
+@pytest.mark.parametrize("start", StartKind)
+@pytest.mark.parametrize("log_start", [3, 9])
+@pytest.mark.parametrize("begins_at", [0, 3])
+@pytest.mark.parametrize("lost", ["the file", "an older one"])
+def test_without_its_state_no_log_loses_a_segment(lost: str, begins_at: int, log_start: int, start: StartKind) -> None:
+    """Story: `log-state.json` was gone after a crash of the machine, and all segments were deleted as not synced."""
+    fs, directory = sim_directory()
+    log, frames = filled(directory, [True, True], fs=fs)
+    if begins_at:
+        log.truncate_fully_and_start_at(begins_at)
+        frames.clear()
+    older = fs.read_bytes(directory / LOG_STATE_FILE)
+    frames += [append_batch(log, roll=True) for _ in range(4)]
+    log.advance_log_start(log_start)
+    log.close(clean=True)
+    fs = fs.crash_process()
+    names = set(fs.list_directory(directory))
+    if lost == "the file":
+        fs.unlink(directory / LOG_STATE_FILE)
+        names.remove(LOG_STATE_FILE)
+    else:
+        write_atomically(fs, directory / LOG_STATE_FILE, older)
+    try:
+        log = open_log(directory, start, fs=fs)
+    except DamagedLogError:
+        assert set(fs.list_directory(directory)) == names
+    else:
+        assert same(everything(log), [frame for frame in frames if frame.header.base_offset >= log.log_start_offset])
+        assert fs.exists(directory / f"{log_start:020d}.arrow")
+        assert log.log_end_offset == frames[-1].header.next_offset
+
+
+def test_what_is_left_of_a_deletion_takes_no_file_of_a_newer_segment(tmp_path: Path) -> None:
+    log, frames = filled(tmp_path, [False, True])
+    log.close(clean=False)
+    (tmp_path / f"{3:020d}.arrow.deleted").write_bytes(b"an earlier segment of this offset")
+    log = open_log(tmp_path, StartKind.PROCESS_CRASH)
+    assert same(everything(log), frames)
+    log.close(clean=False)
+    assert not list(tmp_path.glob("*.deleted"))
 
 
 def test_half_a_deletion_is_finished(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
 
 import pytest
 
 from spark_broker.storage.config import LogConfig
+from spark_broker.testing.simulation.filesystem import Fault, Operation
 from tests.storage.once import Once
 from tests.storage.torture import (
     Run,
@@ -37,6 +39,9 @@ RUNS: dict[str, list[Step]] = {
     "crashes between": [("append", 2), ("crash", 0), ("flush", 0), ("roll", 1), ("crash", 0), ("append", 1)],
     "clean stops between": [("append", 2), ("close", 0), ("append", 1), ("roll", 1), ("close", 0), ("append", 1)],
 }
+
+REFUSED = ("create", "rename", "unlink", "pwritev")
+"""What a disk without room, or a quota, may refuse. A rename may need room for its longer name."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -98,6 +103,49 @@ def test_every_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None
             check_interrupted_recoveries(
                 once, point, kept_of=lambda count: {0, (1 << count) - 1, rng.randrange(1 << count)}
             )
+
+
+def goes_on_after_a_refusal(steps: list[Step], number: int, at: int) -> bool:
+    """A full disk, or a quota, refuses the change of the disk with this number, and later has room. False: there are
+    fewer changes.
+    """
+    run = Run(recording=False)
+    run.fs.capacity_bytes = 1 << 40
+    left, refused = at, False
+
+    def refuse(operation: Operation) -> Fault | None:
+        nonlocal left, refused
+        if refused or operation.kind not in REFUSED:
+            return None
+        left -= 1
+        refused = left < 0
+        return Fault(number) if refused else None
+
+    for step in steps:
+        run.fs.on_operation = None if refused else refuse
+        with telling(f"change {at} is refused; step {step}"):
+            run.attempt(step)
+    run.fs.on_operation = None
+    with telling(f"change {at} was refused"):
+        run.perform([("append", 2), ("roll", 1), ("append", 1), ("crash", 0), ("roll", 2), ("flush", 0)])
+        run.lose_power(random.Random(at))
+    names = run.fs.list_directory(run.directory)
+    assert not [name for name in names if name.endswith((".deleted", ".tmp"))]
+    bases = {int(name.split(".")[0]) for name in names if name.endswith((".arrow", ".index"))}
+    assert bases == set(run.log.segment_base_offsets), "what is below the log start is gone, too"
+    return refused
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["ENOSPC", "EDQUOT"])
+@pytest.mark.parametrize("name", RUNS)
+def test_whatever_a_full_disk_refuses_the_log_is_legal_and_stays_so(name: str, number: int) -> None:
+    """Story: the last file of a segment that was cut off could not be deleted. The next segment of that offset lost its
+    index when the log was opened: what had been acknowledged since was damaged.
+    """
+    at = 0
+    while goes_on_after_a_refusal(RUNS[name], number, at):
+        at += 1
+    assert at > 3
 
 
 def random_run(seed: int) -> list[Step]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SHARE = 0.35
 """Share of schedules that have faults of these kinds."""
 
+NAMES_REFUSED_SHARE = 0.3
+"""Share of full disks that refuse names, too: the blocks of a directory are full (ext4), or a quota is reached."""
+
 KINDS = ("aside topic", "full disks, new topic", "out of descriptors", "older copy", "lost segments")
 """`aside topic` is administration: what becomes of the directories of topics that come and go is the point."""
 
@@ -46,14 +49,25 @@ class DiskFaults:
         machine = self._faults.any_running()
         if machine is None or machine.fs.capacity_bytes is not None:
             return ""
-        machine.fs.capacity_bytes = machine.fs.used_bytes + self._rng.choice([0, 50, 500, 2000])
+        fs = machine.fs
+        fs.capacity_bytes = fs.used_bytes + self._rng.choice([0, 50, 500, 2000])
         for_ms = self._faults.for_a_while()
+        names = random.Random(f"names {for_ms}")  # A generator of its own leaves other seeds as they are.
+        refuses_names = fs.on_operation is None and names.random() < NAMES_REFUSED_SHARE
+
+        def refuse_a_name(operation: Operation) -> Fault | None:
+            refused = operation.kind in ("create", "rename", "unlink") and names.random() < 0.5
+            return Fault(errno.EDQUOT) if refused else None
 
         def free() -> None:
-            machine.fs.capacity_bytes = None
+            fs.capacity_bytes = None
+            if fs.on_operation is refuse_a_name:
+                fs.on_operation = None
 
+        if refuses_names:
+            fs.on_operation = refuse_a_name
         self._world.scheduler.after(for_ms, self._world.operator, "disk has room", free)
-        return f"the disk of {machine} is full for {for_ms:.0f} ms"
+        return f"the disk of {machine} is full{' also for names' * refuses_names} for {for_ms:.0f} ms"
 
     def _full_disks_new_topic(self) -> str:
         """No disk has room, or only one has, when a topic is created."""

@@ -76,9 +76,14 @@ class Led(Generic[S]):
 
     def check_takes(self) -> None:
         """Call this before a decision that is to be appended. Raises what refuses every append now, but for a disk."""
-        with self.partition.lock:
-            self.partition.check_lease(writing=True)
-            self.partition.replica.prepare_append(self.leader_epoch, ACKS_ALL, NO_PRODUCER, -1, -1)
+        check_takes(self.partition, self.leader_epoch)
+
+
+def check_takes(partition: Partition, leader_epoch: int) -> None:
+    """Raises what refuses every append to the partition now, but for a disk."""
+    with partition.lock:
+        partition.check_lease(writing=True)
+        partition.replica.prepare_append(leader_epoch, ACKS_ALL, NO_PRODUCER, -1, -1)
 
 
 class CoordinatorRuntime(ABC, Generic[S]):

@@ -15,6 +15,7 @@ from functools import partial
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
+from spark_broker.broker.replica_state import AwaitedState
 from spark_broker.core.replica import Diverging, Fetched, FetchPosition
 from spark_broker.errors import (
     CorruptMessageError,
@@ -57,10 +58,11 @@ class FetcherSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Rebuild:
-    """A replica that is rebuilt. `request` asks the leader for the state with which its log begins."""
+    """A replica that is rebuilt, with the state of the leader's replica."""
 
     partition: Partition
-    request: ReplicaStateRequest
+    leader_epoch: int
+    awaited: AwaitedState
 
 
 class FetchSession:
@@ -93,7 +95,7 @@ class FetchSession:
     def next_request(self) -> ReplicaFetchRequest | ReplicaStateRequest:
         """What the leader is asked next. Replicas that are rebuilt come first, one after the other."""
         if self._rebuilds:
-            return self._rebuilds[0].request
+            return self._rebuilds[0].awaited.request
         return self._fetch_request()
 
     def _fetch_request(self) -> ReplicaFetchRequest:
@@ -127,7 +129,9 @@ class FetchSession:
             at += answer.length
 
     def state_received(self, answer: object) -> None:
-        """The state of the leader's replica, or the error of the call. After an error the rebuild is retried later."""
+        """A piece of the state of the leader's replica, or the error of the call. After an error the rebuild is retried
+        later.
+        """
         invariant(bool(self._rebuilds), "the state of a replica that is not rebuilt")
         rebuild = self._rebuilds.popleft()
         self._guarded(rebuild.partition.key, partial(self._rebuild, rebuild, answer))
@@ -137,11 +141,15 @@ class FetchSession:
         if isinstance(answer, SparkBrokerError):
             raise again(answer)
         if isinstance(answer, ReplicaStateResponse):
-            leader_epoch = rebuild.request.leader_epoch
+            state = rebuild.awaited.take(answer)
+            if state is None:
+                self._rebuilds.appendleft(rebuild)
+                return
+            leader_epoch = rebuild.leader_epoch
             fields = {"topic_partition": str(partition), "leader_epoch": leader_epoch, "why": partition.restart_reason}
             text = "%(topic_partition)s: rebuilt from its leader's log in leader epoch %(leader_epoch)d: %(why)s"
             logger.info(text, fields)
-            partition.restart(leader_epoch, answer)
+            partition.restart(leader_epoch, state)
         self._pending[partition.key] = None
 
     def _named(self) -> list[ReplicaPartition]:
@@ -192,7 +200,7 @@ class FetchSession:
         if payload:
             self._no_room.discard(key)
         if partition.restart_reason is not None:
-            self._rebuilds.append(_Rebuild(partition, ReplicaStateRequest(*key, answer.leader_epoch)))
+            self._rebuilds.append(_Rebuild(partition, answer.leader_epoch, AwaitedState(*key, answer.leader_epoch)))
         else:
             self._pending[key] = None
 

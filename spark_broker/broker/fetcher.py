@@ -106,6 +106,6 @@ class ReplicaFetcherThread(Worker):
 
     def _call(self, request: ReplicaStateRequest) -> object:
         try:
-            return self._connection.call(request, timeout_ms=self._timeout_ms)
+            return self._connection.call(request, timeout_ms=self._timeout_ms, patient=True)
         except SparkBrokerError as error:
             return error

@@ -42,6 +42,13 @@ class Removal:
         return PartitionName(self.topic, self.key[1], self.key[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Remove records of a replica that it need not keep any more."""
+
+    key: PartitionKey
+
+
 Job = Opening | Removal
 
 
@@ -49,7 +56,8 @@ class FileJobs:
     """First in, first out: a topic that is created again gets the name of a directory that is deleted before. Safe from
     any thread.
 
-    Directories that have left their names are removed last (`doomed`): nothing waits for them.
+    Nothing waits for trims, of which a replica has one at most, nor for directories that have left their names
+    (`doomed`). They come when there is nothing else to do.
     """
 
     def __init__(self, doomed: Iterable[Path] = ()) -> None:
@@ -60,14 +68,18 @@ class FileJobs:
         # its files could be moved away once.
         self._removals: Counter[PartitionKey] = Counter()
         self._kept: list[Removal] = []  # of them, those that could not be carried out and wait for `retry`
+        self._trims: dict[PartitionKey, Trim] = {}
         self._doomed: deque[Path] = deque(doomed)
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self._doomed)
+        return len(self._jobs) + len(self._trims) + len(self._doomed)
 
-    def add(self, jobs: Iterable[Job]) -> None:
+    def add(self, jobs: Iterable[Job | Trim]) -> None:
         with self._lock:
             for job in jobs:
+                if isinstance(job, Trim):
+                    self._trims.setdefault(job.key, job)
+                    continue
                 self._jobs.append(job)
                 if isinstance(job, Removal):
                     self._removals[job.key] += 1
@@ -109,9 +121,16 @@ class FileJobs:
         with self._lock:
             self._doomed.append(path)
 
+    def take_trims(self, limit: int) -> list[Trim]:
+        """The next trims, at most `limit`, if there are no jobs."""
+        with self._lock:
+            if self._jobs:
+                return []
+            return [self._trims.pop(key) for key in list(islice(self._trims, limit))]
+
     def take_doomed(self, limit: int) -> list[Path]:
         """Directories to be removed, at most `limit`, if there is nothing else to do."""
         with self._lock:
-            if self._jobs:
+            if self._jobs or self._trims:
                 return []
             return [self._doomed.popleft() for _ in range(min(limit, len(self._doomed)))]

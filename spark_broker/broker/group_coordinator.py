@@ -131,7 +131,7 @@ class GroupCoordinator(GroupShards):
         partition: Partition | None = None
         for _ in range(CONFIRMATIONS_MAX):
             with self._turn():
-                led = self._asked(commit.group_id)
+                led = self._asked(commit.group_id, writes=True)
                 refusal = _refusal_of(led, commit)
                 if refusal is not None:
                     self._answer(led, reply, refusal)
@@ -204,8 +204,7 @@ class GroupCoordinator(GroupShards):
         not be committed yet.
         """
         with _coordinator_errors(), self._turn():
-            led = self._asked(group_id)
-            led.check_takes()  # A shard has at once what it decides: a refused append throws it away.
+            led = self._asked(group_id, writes=True)  # A commit that is refused is not the last of its committer.
             try:
                 decision = event(led)
             except SparkBrokerError as error:
@@ -239,6 +238,8 @@ class GroupCoordinator(GroupShards):
             key = ParkedKey(led.number, beat.group_id, beat.member_id)
             try:
                 decision = led.shard.heartbeat(beat, self._now())
+            except CoordinatorNotAvailableError:
+                raise  # The log takes no appends. That rests on no record, so it waits for none.
             except SparkBrokerError as error:
                 self._answer(led, reply, error)
             else:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.commit_order import CommitOrder
-from spark_broker.broker.coordinator_runtime import REFUSED_AGAIN_MS, CoordinatorRuntime, Led
+from spark_broker.broker.coordinator_runtime import REFUSED_AGAIN_MS, CoordinatorRuntime, Led, check_takes
 from spark_broker.broker.group_messages import (
     heartbeat_response,
     topics_of,
@@ -93,6 +94,8 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
 
     Batches of transactions, and their markers, are taken from the log when the shard is next asked, also before they
     are committed: nothing that depends on them is answered sooner than they are. What a shard decides, it has at once.
+    So a shard asks before it writes (`_check_takes`). One whose append is refused all the same is thrown away, and
+    loaded again from its log, which may be long.
     """
 
     topic_name = CONSUMER_OFFSETS_TOPIC
@@ -113,6 +116,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         self._held: dict[int, deque[_Held]] = {}  # by partition of the topic
         self._parked = ParkedHeartbeats()
         self._orders: dict[int, CommitOrder] = {}  # by partition of the topic
+        self._standstills: set[int] = set()  # partitions whose shards may not write since they were asked, or loaded
         self._loads = 0
         self._image = EMPTY_IMAGE  # of which `_topics` are
         self._topics = Topics()
@@ -125,7 +129,17 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
 
     def _new_shard(self, partition: Partition) -> GroupShard:
         self._loads += 1
-        return GroupShard(self._settings, (partition.leader_epoch() << LOADS_BITS) + self._loads, str(partition))
+        leader_epoch = partition.leader_epoch()
+        check_takes = partial(self._check_takes, partition, leader_epoch)
+        return GroupShard(self._settings, (leader_epoch << LOADS_BITS) + self._loads, str(partition), check_takes)
+
+    def _check_takes(self, partition: Partition, leader_epoch: int) -> None:
+        """Called by a shard before it writes. Raises CoordinatorNotAvailableError while the log takes no appends."""
+        try:
+            check_takes(partition, leader_epoch)
+        except SparkBrokerError as error:
+            self._standstills.add(partition.key[1])
+            raise CoordinatorNotAvailableError(error.message) from None
 
     def _replay(self, led: Led[GroupShard], frame: Frame) -> None:
         header = frame.header
@@ -146,10 +160,18 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         if order is None or order.leader_epoch != led.leader_epoch:  # Else it was loaded anew in the same leadership.
             self._orders[led.number] = CommitOrder(led.leader_epoch)
         self._take_image()
-        self._carry_out(led, led.shard.loaded(self._topics, self._now()))
-        self._carry_out(led, led.shard.topics_changed(self._topics, self._image.tombstones, self._now()))
+        try:
+            loaded = led.shard.loaded(self._topics, self._now())
+        except CoordinatorNotAvailableError as error:
+            self._drop_refused(led, error)
+            raise
+        self._carry_out(led, loaded)
+        self._standstills.add(led.number)
+        with _later(led):
+            self._catch_up(led)
 
     def _unloaded(self, led: Led[GroupShard]) -> None:
+        self._standstills.discard(led.number)
         if not led.is_current(led.partition):
             self._orders.pop(led.number, None)
         waiting = (*self._held.pop(led.number, ()), *self._parked.take_of(led.number))
@@ -185,16 +207,21 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
     def _now(self) -> Now:
         return Now(self._clock.boottime_ms(), self._clock.wall_ms())
 
-    def _asked(self, group_id: str) -> Led[GroupShard]:
-        """The group's shard, up to date. Raises the error that says why there is none, or why it is not asked now."""
+    def _asked(self, group_id: str, *, writes: bool = False) -> Led[GroupShard]:
+        """The group's shard, up to date. Raises the error that says why there is none, or why it is not asked now: if
+        it `writes` for certain, also that its log takes no appends.
+        """
         led = self._shard_of(group_id)
+        if writes:
+            led.check_takes()
         if len(self._held.get(led.number, ())) >= WAITING_MAX:
             raise CoordinatorNotAvailableError(f"{WAITING_MAX:,} requests wait at this coordinator")
-        self._bring_up_to_date(led)
+        with nullcontext() if writes else _later(led):
+            self._bring_up_to_date(led)
         return led
 
     def _bring_up_to_date(self, led: Led[GroupShard]) -> None:
-        """Take what transactions have written since the last time, and the topics as they are now."""
+        """Take what transactions have written since the last time, and the topics as they are now (`_catch_up`)."""
         log, taken_to = led.partition.log, led.read_to
         if taken_to < log.log_end_offset:
             for header in led.partition.guard_storage(lambda: list(log.headers(taken_to)), reads=True):
@@ -203,7 +230,18 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
                         self._replay(led, frame)
                 led.read_to = header.next_offset
         self._take_image()
-        if led.shard.topics is not self._topics:
+        self._catch_up(led)
+
+    def _catch_up(self, led: Led[GroupShard]) -> None:
+        """Take the topics as they are now, and what was refused while the log took no appends. Raises
+        CoordinatorNotAvailableError while it takes none: that waits on.
+        """
+        if led.number in self._standstills:
+            self._carry_out(led, led.shard.writes_begin(self._now()))
+            tombstones = self._image.tombstones  # Topics may have been deleted before the shard was loaded.
+            self._carry_out(led, led.shard.topics_changed(self._topics, tombstones, self._now()))
+            self._standstills.discard(led.number)
+        elif led.shard.topics is not self._topics:
             deleted = led.shard.topics.by_id.keys() - self._topics.by_id.keys()
             gone = {topic_id for topic_id in deleted if topic_id in self._image.tombstones}
             self._carry_out(led, led.shard.topics_changed(self._topics, gone, self._now()))
@@ -224,9 +262,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
             for rows in row_batches([encode_record(record) for record in decision.records]):
                 self._append(led, rows)
         except SparkBrokerError as error:
-            self._unload(led)
-            if not isinstance(error, NotLeaderOrFollowerError):
-                self._pause(led.number, REFUSED_AGAIN_MS)
+            self._drop_refused(led, error)
             raise
         for effect in decision.effects:
             match effect:
@@ -238,6 +274,11 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
                         parked = self._parked.take(key)
                         if parked is not None:
                             self._events.append(partial(self._resume, led, key, parked))
+
+    def _drop_refused(self, led: Led[GroupShard], error: SparkBrokerError) -> None:
+        self._unload(led)
+        if not isinstance(error, NotLeaderOrFollowerError):
+            self._pause(led.number, REFUSED_AGAIN_MS)
 
     def _compute_target(self, led: Led[GroupShard], effect: ComputeTarget) -> None:
         """Runs where `compute` has it run."""
@@ -251,7 +292,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         try:
             self._carry_out(led, led.shard.target_ready(ready, self._now()))
         except SparkBrokerError as error:
-            logger.debug("%s: the next leader of the shard makes the target: %s", led.partition, error)
+            logger.debug("%s: the target is made again when the shard writes: %s", led.partition, error)
 
     def _resume(self, led: Led[GroupShard] | None, key: ParkedKey, parked: Parked) -> None:
         """Event: something changed for a member whose heartbeat is held back, or it was held back long enough.
@@ -264,6 +305,8 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         try:
             decision = led.shard.resume(key.group_id, key.member_id, parked.sequence, self._now())
             self._carry_out(led, decision)
+        except CoordinatorNotAvailableError as error:  # It rests on no record, so it waits for none.
+            self._outbox.append(partial(parked.reply, error))
         except SparkBrokerError as error:
             self._answer(led, parked.reply, error)
         else:
@@ -310,6 +353,15 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
             self._outbox.append(partial(reply, answer))
         else:
             self._held.setdefault(led.number, deque()).append(_Held(led.appended, reply, answer))
+
+
+@contextmanager
+def _later(led: Led[GroupShard]) -> Iterator[None]:
+    """What cannot be written now waits. Whoever writes nothing is served meanwhile."""
+    try:
+        yield
+    except CoordinatorNotAvailableError as error:
+        logger.debug("%s: what has changed waits: %s", led.partition, error)
 
 
 def settings_of(config: ClusterConfig) -> GroupSettings:

@@ -19,11 +19,20 @@ from spark_broker.broker.high_watermarks import SavedHighWatermarks
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
+from spark_broker.controller.image import MetadataImage
 from spark_broker.core.replica import RecoveredLog
-from spark_broker.errors import DamagedLogError, InvariantError, KafkaStorageError, SparkBrokerError
+from spark_broker.errors import (
+    DamagedLogError,
+    InvariantError,
+    KafkaStorageError,
+    LeaderNotAvailableError,
+    OlderMetadataError,
+    SparkBrokerError,
+)
 from spark_broker.process_limits import limit_reached
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.files import storage_error
+from spark_broker.storage.loaded_indexes import LoadedIndexes
 from spark_broker.storage.start_kind import StartKind
 
 logger = logging.getLogger(__name__)
@@ -91,6 +100,19 @@ class OpenedLog:
     state: RecoveredLog
     lost_schemas: Mapping[int, bytes]
 
+    def unfit(self, broker_id: int, image: MetadataImage, key: PartitionKey) -> SparkBrokerError | None:
+        """Why the log may not be used now. Its epochs or schemas are ahead of the metadata, which would give them out
+        twice. Or it led in the epoch that is to be led, and stopped: it may have lost its end since.
+        """
+        state, epoch = image.partition(*key), self.state.epochs.latest_epoch
+        if state is not None and epoch > state.leader_epoch:
+            return OlderMetadataError(f"its log has leader epoch {epoch}, and metadata.dir knows {state.leader_epoch}")
+        if state is not None and epoch == state.leader_epoch and state.leader == broker_id:
+            return LeaderNotAvailableError(f"it stopped while it led in epoch {epoch}: it leads in a later one only")
+        next_id, newest = image.topics[key[0]].next_schema_id, max(self.lost_schemas, default=-1)
+        ahead = f"its log has schema {newest}, and metadata.dir knows of none from {next_id} on"
+        return OlderMetadataError(ahead) if newest >= next_id else None
+
 
 @dataclass(frozen=True, slots=True)
 class WantedLog:
@@ -108,6 +130,7 @@ class LogOpener:
         self._directory = directory
         self._high_watermarks = high_watermarks
         self._map_all = map_all
+        self._indexes = LoadedIndexes()
 
     def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
         """Returns each log, or the error that says why it cannot be used. All names are durable by then."""
@@ -152,7 +175,7 @@ class LogOpener:
             # An empty log in its place might be elected, and every other replica would truncate to it.
             raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
         path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)
-        log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
+        log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs, indexes=self._indexes)
         try:
             self._check_end(wanted, log.log_end_offset, high_watermark)
             reached = self._high_watermarks.reached(key, log.log_end_offset)

@@ -13,6 +13,7 @@ from functools import partial
 from spark_broker.broker.memory import GIVE_BACK_S
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.room import LOOK_MS
+from spark_broker.broker.trimming import clock_skew_max_ms
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
 from spark_broker.threads import Worker
@@ -43,8 +44,7 @@ class Maintenance(Worker):
     ) -> None:
         super().__init__("maintenance", on_bug)
         self._manager = manager
-        # Of two brokers that are not fenced, one clock may be behind by the limit, and the other ahead by it.
-        self._clock_skew_max_ms = 2 * config.controller_clock_skew_fence_ms
+        self._clock_skew_max_ms = clock_skew_max_ms(config)
         self._producer_id_expiration_ms = config.producer_id_expiration_ms + self._clock_skew_max_ms
         self._stray_retention_ms = config.log_stray_retention_ms
         self._stopped = threading.Event()

@@ -98,8 +98,10 @@ class Partition(GuardedStorage):
         """What readers ask."""
         return PartitionReader(self, self._last_lookup)  # not kept: a replica holds no reference to itself
 
-    def assign(self, assignment: LeaderAndIsr, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
-        """Carry out the controller's assignment, and wake the streams that wait."""
+    def assign(self, assignment: LeaderAndIsr, topic: Topic, broker_epochs: Mapping[int, int]) -> bool:
+        """Carry out the controller's assignment, and wake the streams that wait. Whether records may go by now:
+        `apply_retention` is to remove them, in another thread, as the broker's lease does not wait for disks.
+        """
         with self.lock:
             dropping = topic.drops_what_is_tiered and topic.table_ends != self.topic.table_ends
             self.topic = topic
@@ -113,10 +115,9 @@ class Partition(GuardedStorage):
             if self.replica.assignment.leader_epoch != before.assignment.leader_epoch:
                 # Another leader may have the batches that follow our log, so it is asked first.
                 self.restart_reason = None
-            if dropping:
-                self.apply_retention()
-            self._drop_deleted()
             self.wake_listeners()
+            deleted = self.replica.deleted_before > self.replica.log_start_offset
+            return self.replica.role is Role.LEADER and (dropping or deleted)
 
     def _begin_at(self, offset: int) -> None:
         """Drop the log and begin at `offset`. A replica that cannot do so stops: it must not lead with what it has."""

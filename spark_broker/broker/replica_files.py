@@ -1,4 +1,4 @@
-"""Work on replicas' files: logs are opened or made, set aside, and deleted.
+"""Work on replicas' files: logs are opened or made, trimmed, set aside, and deleted.
 
 Metadata is applied in the thread that reads the answers to heartbeats, and a disk must never delay that one. So it only
 notes what is to be done (`file_jobs`), and another thread does it (`work`).
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from spark_broker.broker.clock import Clock
 from spark_broker.broker.damaged import DamagedReplicas, Find
-from spark_broker.broker.file_jobs import FileJobs, Opening, Removal
+from spark_broker.broker.file_jobs import FileJobs, Opening, Removal, Trim
 from spark_broker.broker.high_watermarks import SavedHighWatermarks
 from spark_broker.broker.hosted_replicas import HostedReplicas, Outward
 from spark_broker.broker.lease import Lease
@@ -28,6 +28,7 @@ from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.replica_fetchers import NewFetcher, ReplicaFetchers
 from spark_broker.broker.room import Room
 from spark_broker.broker.seen_metadata import SeenMetadata
+from spark_broker.broker.trimming import trim
 from spark_broker.config import ClusterSettings
 from spark_broker.core.replica import LeaderAndIsr, Replica, Role
 from spark_broker.errors import (
@@ -35,8 +36,6 @@ from spark_broker.errors import (
     DivergedLogError,
     InconsistentTopicIdError,
     KafkaStorageError,
-    LeaderNotAvailableError,
-    OlderMetadataError,
     SparkBrokerError,
     StorageFullError,
     StorageRefusedError,
@@ -54,6 +53,9 @@ FOLLOW_MS = 1000
 
 WORK_AT_ONCE = 64
 """Replicas whose files are opened or deleted between two looks at what else there is to do."""
+
+TRIMS_AT_ONCE = 4
+"""The same for trims. Each takes several syncs, one after the other, and new replicas do not wait for many."""
 
 
 class ReplicaFiles(HostedReplicas):
@@ -130,6 +132,7 @@ class ReplicaFiles(HostedReplicas):
             self._settle_damaged()
             jobs = self._jobs.take(limit)
             if not jobs:
+                self._trim(min(limit, TRIMS_AT_ONCE))
                 self._remove_doomed(limit)
             elif isinstance(jobs[0], Removal):
                 self._remove([job for job in jobs if isinstance(job, Removal)])
@@ -179,7 +182,7 @@ class ReplicaFiles(HostedReplicas):
                     outcome.log.close(clean=False)
                 if not gone:  # It was moved away and back: it begins anew once its old files are deleted.
                     offline[key] = KafkaStorageError("the files of an earlier replica are to be deleted first")
-            elif isinstance(outcome, OpenedLog) and (unfit := self._unfit(key, outcome)):
+            elif isinstance(outcome, OpenedLog) and (unfit := outcome.unfit(self.broker_id, self.image, key)):
                 outcome.log.close(clean=False)
                 self._cannot_open(key, unfit, offline)
             elif isinstance(outcome, OpenedLog):
@@ -191,19 +194,6 @@ class ReplicaFiles(HostedReplicas):
         twice = self._partitions.keys() & partitions.keys()
         invariant(not twice, "replicas are opened that are open: %s", twice)
         self._partitions, self._offline = {**self._partitions, **partitions}, offline
-
-    def _unfit(self, key: PartitionKey, opened: OpenedLog) -> SparkBrokerError | None:
-        """Why a log that was opened may not be used now. Its epochs or schemas are ahead of the metadata, which would
-        give them out twice. Or it led in the epoch that is to be led, and stopped: it may have lost its end since.
-        """
-        state, epoch = self.image.partition(*key), opened.state.epochs.latest_epoch
-        if state is not None and epoch > state.leader_epoch:
-            return OlderMetadataError(f"its log has leader epoch {epoch}, and metadata.dir knows {state.leader_epoch}")
-        if state is not None and epoch == state.leader_epoch and state.leader == self.broker_id:
-            return LeaderNotAvailableError(f"it stopped while it led in epoch {epoch}: it leads in a later one only")
-        next_id, newest = self.image.topics[key[0]].next_schema_id, max(opened.lost_schemas, default=-1)
-        ahead = f"its log has schema {newest}, and metadata.dir knows of none from {next_id} on"
-        return OlderMetadataError(ahead) if newest >= next_id else None
 
     def _wanted(self, key: PartitionKey) -> WantedLog:
         state = self.image.partition(*key)
@@ -277,7 +267,8 @@ class ReplicaFiles(HostedReplicas):
             return
         try:
             lead = (state.leader, state.leader_epoch, state.partition_epoch, state.replicas, state.isr)
-            partition.assign(LeaderAndIsr(*lead, state.unclean_epoch), self._topics[key[0]], self._epochs)
+            if partition.assign(LeaderAndIsr(*lead, state.unclean_epoch), self._topics[key[0]], self._epochs):
+                self._jobs.add([Trim(key)])
         except SparkBrokerError as error:
             # A replica that has stopped has reported why. The others must hear of their assignments, too.
             if partition.replica.role is not Role.STOPPED:
@@ -314,6 +305,12 @@ class ReplicaFiles(HostedReplicas):
     @property
     def directory(self) -> LogDirectory:
         return self._directory
+
+    def _trim(self, limit: int) -> None:
+        for job in self._jobs.take_trims(limit):
+            partition = self._partitions.get(job.key)
+            if partition is not None:
+                trim(partition, self._settings.cluster)
 
     def _remove_doomed(self, limit: int) -> None:
         for path in self._jobs.take_doomed(limit):

@@ -23,6 +23,7 @@ from spark_broker.storage.cleaner import Swap
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.files import is_full, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem
+from spark_broker.storage.loaded_indexes import LoadedIndexes
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.log_view import LogView
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
@@ -78,8 +79,19 @@ class ReplicaLog:
     leaves anything behind (KAFKA-5435).
     """
 
-    def __init__(self, directory: Path, topic: Topic, start: StartKind, *, fs: FileSystem = LOCAL) -> None:
-        """Open and recover. Raises DamagedLogError when no crash explains what is there."""
+    def __init__(
+        self,
+        directory: Path,
+        topic: Topic,
+        start: StartKind,
+        *,
+        fs: FileSystem = LOCAL,
+        indexes: LoadedIndexes | None = None,
+    ) -> None:
+        """Open and recover. `indexes`: of all replicas of the broker.
+
+        Raises DamagedLogError when no crash explains what is there.
+        """
         self.fs = fs
         self.directory = directory
         self._schemas = _Schemas(topic)
@@ -87,7 +99,8 @@ class ReplicaLog:
         self._saved_epochs = EpochHistory()
         self._unsaved_epochs: EpochHistory | None = None
         self._epochs_due = False
-        self._log = PartitionLog.open(directory, LogConfig.of_topic(topic.config), self._schemas, start=start, fs=fs)
+        config = LogConfig.of_topic(topic.config)
+        self._log = PartitionLog.open(directory, config, self._schemas, start=start, fs=fs, indexes=indexes)
         last = self._log.last_header
         self.last_append_time_ms = last.append_time_ms if last else 0
         try:

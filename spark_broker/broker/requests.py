@@ -14,6 +14,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.record_deletion import RecordDeletion
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.replica_state import piece_of
 from spark_broker.broker.reply import Answer, Reply
 from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
 from spark_broker.controller.describe import describe
@@ -136,7 +137,7 @@ class BrokerRequests:
             case DescribeLogDirRequest():
                 reply(log_dir.describe(self._manager))
             case ReplicaStateRequest(topic_id, partition, leader_epoch):
-                reply(self._manager.partition(topic_id, partition).replica_state(leader_epoch))
+                reply(piece_of(self._manager.partition(topic_id, partition).replica_state(leader_epoch), request))
             case _:
                 if self._coordinator.answer(request, reply) or self._answer_transactional(request, reply):
                     return

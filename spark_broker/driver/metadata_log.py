@@ -99,16 +99,19 @@ class MetadataLog:
             self._replay_file(number)
 
     def _newest_snapshot(self, numbers: Sequence[int]) -> MetadataFile | None:
-        """The newest undamaged snapshot. Any kept one will do: the log files since the oldest of them are there."""
-        damage: MetadataStoreError | None = None
+        """The newest snapshot that can be read. Any kept one will do: the log files since the oldest of them are there,
+        and one that is missing is an error. Raises what the newest one failed with when none is left.
+        """
+        failure: MetadataStoreError | OSError | None = None
         for number in sorted(numbers, reverse=True):
             try:
                 return self._read(number, snapshot=True)
-            except MetadataStoreError as error:
-                logger.warning("a snapshot is passed over: %s", error.message)
-                damage = error
-        if damage is not None:
-            raise damage
+            except (MetadataStoreError, OSError) as error:  # a bad sector, or an object that the store refuses
+                reason = error.message if isinstance(error, MetadataStoreError) else error
+                logger.warning("%s is passed over: %s", file_name(number, snapshot=True), reason)
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return None
 
     def _read(self, number: int, *, snapshot: bool = False) -> MetadataFile:

@@ -10,28 +10,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from spark_broker.core.compaction import NEVER_CLEANED, Cleaned
 from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
     OffsetOutOfRangeError,
-    ProcessLimitError,
-    SparkBrokerError,
     StorageRefusedError,
     invariant,
 )
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import NO_TIMESTAMP, BatchHeader, Frame
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.files import HalfDoneError, half_done_if_refused, is_refusal, storage_error
+from spark_broker.storage.files import half_done_if_refused, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.index import count_below, header_at
+from spark_broker.storage.loaded_indexes import LoadedIndexes
+from spark_broker.storage.log_failures import FailingLog
 from spark_broker.storage.log_state import LogState, read_log_state, write_log_state
-from spark_broker.storage.log_view import LoadedIndexes, LogView, segment_of
+from spark_broker.storage.log_view import LogView, segment_of
 from spark_broker.storage.next_batches import begins_segment, check_contiguous
 from spark_broker.storage.recovery import SchemaOf, recover_segments
 from spark_broker.storage.retention import RetentionClock, expired_segments
@@ -50,7 +50,7 @@ from spark_broker.storage.stored_run import StoredRun
 T = TypeVar("T")
 
 
-class PartitionLog:
+class PartitionLog(FailingLog):
     """An append-only log of batches. Offsets: `log_start_offset` inclusive, `log_end_offset` exclusive."""
 
     def __init__(
@@ -61,9 +61,10 @@ class PartitionLog:
         schemas: SchemaOf,
         segments: Sequence[Segment],
         state: LogState,
+        indexes: LoadedIndexes,
     ) -> None:
+        super().__init__(directory)
         self._fs = fs
-        self.directory = directory
         self.config = config
         """May be replaced while the log is open."""
         self._schemas = schemas
@@ -75,8 +76,7 @@ class PartitionLog:
         self._directory_unsynced = False
         self._below_start: list[Segment] = []  # Out of the log; they have files yet.
         self._cut_lock = threading.RLock()
-        self._indexes = LoadedIndexes()
-        self._unusable: SparkBrokerError | None = None
+        self._indexes = indexes
         self._closed = False
         self.cleaned = NEVER_CLEANED
         """How far the log has been compacted."""
@@ -86,17 +86,25 @@ class PartitionLog:
 
     @staticmethod
     def open(
-        directory: Path, config: LogConfig, schemas: SchemaOf, *, start: StartKind, fs: FileSystem = LOCAL
+        directory: Path,
+        config: LogConfig,
+        schemas: SchemaOf,
+        *,
+        start: StartKind,
+        fs: FileSystem = LOCAL,
+        indexes: LoadedIndexes | None = None,
     ) -> PartitionLog:
         """Recover the log of a partition's directory. An empty directory costs only a small read.
 
-        `schemas` gives the schema message of a schema id. Raises DamagedLogError (quarantine the directory and fetch
-        the replica again), StorageRefusedError (recovery had to write) or KafkaStorageError.
+        `schemas` gives the schema message of a schema id; `indexes` is shared by logs with one bound.
+
+        Raises DamagedLogError (quarantine the directory and fetch the replica again), StorageRefusedError (recovery had
+        to write) or KafkaStorageError.
         """
         try:
             state = read_log_state(directory, start, fs=fs)
             segments = recover_segments(fs, directory, start, state, schemas)
-            log = PartitionLog(fs, directory, config, schemas, segments, state)
+            log = PartitionLog(fs, directory, config, schemas, segments, state, indexes or LoadedIndexes())
             log._check_against(state)
         except OSError as error:
             raise storage_error(error, f"cannot open the log in {directory}") from error
@@ -470,30 +478,3 @@ class PartitionLog:
         if state != self._saved_state:
             write_log_state(self.directory, state, fs=self._fs)
             self._saved_state = state
-
-    @property
-    def is_unusable(self) -> bool:
-        """Whether every later call is refused: something has failed, or was refused half-way."""
-        return self._unusable is not None
-
-    def _check_usable(self) -> None:
-        if self._unusable is not None:
-            raise type(self._unusable)(self._unusable.message)
-
-    @contextmanager
-    def _failing(self, action: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, KafkaStorageError) as error:
-            self._fail(action, error)
-
-    def _fail(self, action: str, error: OSError | KafkaStorageError) -> NoReturn:
-        """After a refusal that has changed nothing, the log goes on. After other errors every call is refused. Where
-        that was a refusal half-way, or by a limit, the log can be opened anew."""
-        if isinstance(error, KafkaStorageError):
-            self._unusable = error
-            raise error
-        refused = storage_error(error, f"{action} in {self.directory}")
-        if not is_refusal(error) or isinstance(error, HalfDoneError) or isinstance(refused, ProcessLimitError):
-            self._unusable = refused
-        raise refused from error

@@ -6,7 +6,6 @@ or a deletion can make a read of it fail.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -27,28 +26,9 @@ from spark_broker.storage.index import (
     header_at,
     headers_of,
 )
+from spark_broker.storage.loaded_indexes import LoadedIndexes
 from spark_broker.storage.segment import Segment
 from spark_broker.storage.stored_run import StoredRun
-
-MAX_LOADED_INDEXES = 4
-"""How many indexes of sealed segments one log keeps in memory."""
-
-
-class LoadedIndexes:
-    """The indexes of sealed segments that a log has in memory. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loaded: list[Segment] = []
-
-    def entries(self, segment: Segment) -> Entries:
-        """The segment's entries; those of a sealed one are loaded if need be. Raises as `Segment.entries`."""
-        if segment.sealed and not segment.loaded:
-            with self._lock:
-                self._loaded.append(segment)
-                if len(self._loaded) > MAX_LOADED_INDEXES:
-                    self._loaded.pop(0).unload()
-        return segment.entries()
 
 
 class Chunk(NamedTuple):

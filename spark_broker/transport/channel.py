@@ -106,6 +106,9 @@ class Channel:
         self._unsent_since_s = 0.0  # since when there have always been bytes that wait
         self._writing = False  # whether the loop waits until the socket takes more
         self._paused: set[str] = {"not started"}
+        self.received_bytes = 0
+        """Since the beginning."""
+
         self._frame_since_s = 0.0
         self._frame_kept_since_s = 0.0  # later by all pauses that are not the peer's doing
         self._pauses_since_s = 0.0  # when the last one of these began
@@ -301,6 +304,7 @@ class Channel:
         if not count:
             self.close("the peer closed the connection")
             return False
+        self.received_bytes += count
         if target is None:
             self._take(self._reader.feed(room[:count]), room[:count])
         elif (frame := self._reader.filled(count)) is not None:

@@ -59,12 +59,19 @@ class Connection:
     def address(self) -> str:
         return address_text(self.host, self.port)
 
-    def call(self, request: Message, *, timeout_ms: int, meanwhile: Meanwhile | None = None) -> CallResponse:
+    def call(
+        self, request: Message, *, timeout_ms: int, meanwhile: Meanwhile | None = None, patient: bool = False
+    ) -> CallResponse:
         """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
-        RequestTimedOutError, and what `meanwhile` raises."""
-        deadline_s = time.monotonic() + max(timeout_ms, 1) / 1000
+        RequestTimedOutError, and what `meanwhile` raises.
+
+        `patient`: for answers that may be large. The time is over when the peer has sent nothing for so long.
+        """
+        timeout_s = max(timeout_ms, 1) / 1000
+        deadline_s = time.monotonic() + timeout_s
         with uninterrupted():
-            answer = self._linked(deadline_s).ask(wire.encode(request), deadline_s, meanwhile)
+            link = self._linked(deadline_s)
+            answer = link.ask(wire.encode(request), deadline_s, meanwhile, timeout_s if patient else None)
         if answer is None:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms")
         return wire.decode_response(answer)
@@ -157,15 +164,24 @@ class _Link:
     def closed(self) -> bool:
         return self.channel.closed
 
-    def ask(self, request: bytes, deadline_s: float, meanwhile: Meanwhile | None) -> wire.Buffer | None:
-        """The encoded answer; None: it did not come in time. Raises NetworkError, or what the peer refused it with."""
+    def ask(
+        self, request: bytes, deadline_s: float, meanwhile: Meanwhile | None, silence_s: float | None
+    ) -> wire.Buffer | None:
+        """The encoded answer; None: it did not come in time. Raises NetworkError, or what the peer refused it with.
+
+        `silence_s`: while something comes, wait so much longer.
+        """
         answers: queue.SimpleQueue[wire.Buffer | SparkBrokerError] = queue.SimpleQueue()
         with self._lock:
             correlation = self._unused()
             self._answers[correlation] = answers
         try:
             self._send(encode(Operation.CALL, request, correlation=correlation))
+            received_bytes = self.channel.received_bytes
             answer = _first(answers, deadline_s, meanwhile)
+            while answer is None and silence_s is not None and self.channel.received_bytes > received_bytes:
+                received_bytes = self.channel.received_bytes
+                answer = _first(answers, time.monotonic() + silence_s, meanwhile)
         finally:
             with self._lock:
                 self._answers.pop(correlation, None)

@@ -80,10 +80,12 @@ class ClientStream:
     def receive(self, *, timeout_ms: int | None) -> tuple[StreamMessage, memoryview]:
         """The next message and its payload. With `timeout_ms=None`, only `close` in another thread ends the wait early.
 
-        Raises NetworkError, RequestTimedOutError (the stream is then broken) or the error that ended the stream.
+        Raises NetworkError, the error that ended the stream, or RequestTimedOutError when the peer has sent nothing for
+        `timeout_ms`; the stream is then broken. While a message comes, it is waited for: thrown away, it would have to
+        come again, over the same slow link, and would be late again.
         """
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        frame = self._used(lambda: self._next(deadline_s))
+        silence_s = None if timeout_ms is None else timeout_ms / 1000
+        frame = self._used(lambda: self._next(silence_s))
         message = wire.decode_message(frame.message)
         if isinstance(message, ErrorResponse):
             raise error_from_code(message.error_code, message.error_message)
@@ -146,18 +148,21 @@ class ClientStream:
                 if not self._ready(select.POLLOUT, time.monotonic() + timeout_ms / 1000):
                     raise self._timed_out() from None
 
-    def _next(self, deadline_s: float | None) -> Frame:
+    def _next(self, silence_s: float | None) -> Frame:
+        heard_s = time.monotonic()
         while True:
             while self._frames:
                 frame = self._frames.popleft()
                 if frame.header.operation is Operation.MESSAGE:
                     return frame
                 self._control(frame)
-            if not self._ready(select.POLLIN, deadline_s):
+            if not self._ready(select.POLLIN, None if silence_s is None else heard_s + silence_s):
                 raise self._timed_out()
-            self._receive()
+            if self._receive():
+                heard_s = time.monotonic()
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Whether something has come."""
         target = self._reader.target
         if target is None and self._scratch is None:
             self._scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -171,7 +176,7 @@ class ClientStream:
             elif (frame := self._reader.filled(count)) is not None:
                 self._frames.append(frame)
         except BlockingIOError:
-            return
+            return False
         except InvalidRequestError as error:
             raise self._break(NetworkError(f"{self.address}: {error.message}")) from None
         except SparkBrokerError:
@@ -181,6 +186,7 @@ class ClientStream:
         except BaseException:
             self._break(NetworkError(f"{self.address}: the process was interrupted while it received"))
             raise
+        return True
 
     def _control(self, frame: Frame) -> None:
         """A frame that is no message of the stream. Raises if it ends the stream."""

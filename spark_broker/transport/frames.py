@@ -40,6 +40,10 @@ RECOGNISED_BYTES = 12
 UINT32_MAX = 2**32 - 1
 
 
+FRAME_OVERHEAD_BYTES = 512
+"""What a frame takes in memory beside its body, at most: the objects that it consists of, and its place in a queue."""
+
+
 class Operation(enum.IntEnum):
     """What a frame is for."""
 
@@ -72,6 +76,11 @@ class FrameHeader(NamedTuple):
     @property
     def payload_bytes(self) -> int:
         return self.body_bytes - self.message_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What the frame counts as while it is held. A body of a byte, or of none, is not free."""
+        return self.body_bytes + FRAME_OVERHEAD_BYTES
 
 
 class Frame(NamedTuple):

@@ -159,7 +159,7 @@ class ServerConnection:
         streams = (stream for stream in self._streams.values() if self.budget_of(stream.kind).is_awaited)
         kept = sum(stream.kept_bytes(PATIENCE_S) for stream in streams)
         is_kept = self.server.of_clients.is_awaited and self.channel.unsent_for_s > PATIENCE_S
-        return kept + (self._waiting.header.body_bytes if self._waiting is not None and is_kept else 0)
+        return kept + (self._waiting.header.held_bytes if self._waiting is not None and is_kept else 0)
 
     def _delivered(self, size: int) -> None:
         with self._lock:
@@ -210,9 +210,9 @@ class ServerConnection:
         if self._waiting is not None or (operation is Operation.CALL and self._calls >= CALLS_MAX):
             return False
         budget = self._budget(header)
-        if not budget.reserve(header.body_bytes, self, self._there_is_room):
+        if not budget.reserve(header.held_bytes, self, self._there_is_room):
             return False
-        self._reserved = (budget, header.body_bytes)
+        self._reserved = (budget, header.held_bytes)
         return True
 
     def _release(self) -> None:
@@ -260,7 +260,7 @@ class ServerConnection:
                 stream = self._streams.get(header.stream)
                 if stream is not None and self._reserved is not None:
                     self._reserved = None
-                    self._delivered(header.body_bytes)
+                    self._delivered(header.held_bytes)
                     stream.deliver(frame)
                 self._release()
             case Operation.CANCEL:
@@ -307,7 +307,7 @@ class ServerConnection:
             self.server.threads.run(partial(self._answer, frame, room))
         except SparkBrokerError as error:
             logger.warning("a call of %s is refused: %s", self.peer, error)
-            self.server.of_clients.release(frame.header.body_bytes)
+            self.server.of_clients.release(frame.header.held_bytes)
             self._reply(frame.header, room, error)
 
     def _answer(self, frame: Frame, room: CallRoom) -> None:
@@ -318,7 +318,7 @@ class ServerConnection:
             answer = self.server.answer(frame.message)
         finally:
             handling(None)
-            self.server.of_clients.release(header.body_bytes)
+            self.server.of_clients.release(header.held_bytes)
         if isinstance(answer, Message):
             self._reply(header, room, answer)
         else:
@@ -388,7 +388,7 @@ class ServerConnection:
         self._release()
         self._answers.close()
         if self._waiting is not None:
-            self.server.of_clients.release(self._waiting.header.body_bytes)
+            self.server.of_clients.release(self._waiting.header.held_bytes)
             self._waiting = None
         for stream in list(self._streams.values()):
             if not stream.cancelled:

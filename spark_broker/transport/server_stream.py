@@ -96,7 +96,7 @@ class ServerStream:
             kept = self._unread_bytes if is_unread else 0
             if waited_s > patience_s:
                 taken = self._taken
-                return kept + (taken.body_bytes if taken and taken.body_bytes > LARGE_MESSAGE_BYTES else 0)
+                return kept + (taken.held_bytes if taken and taken.body_bytes > LARGE_MESSAGE_BYTES else 0)
         return kept if self._channel.unsent_for_s > patience_s else 0
 
     def send(self, message: Message, *payload: wire.Buffer) -> None:
@@ -135,7 +135,7 @@ class ServerStream:
         with self._lock:
             if not self._unread_bytes:
                 self._unread_since_s = time.monotonic()
-            self._unread_bytes += frame.header.body_bytes
+            self._unread_bytes += frame.header.held_bytes
         self._inbox.put(frame)
 
     def gone(self) -> None:
@@ -170,10 +170,10 @@ class ServerStream:
     def _take(self, header: FrameHeader) -> None:
         with self._lock:
             self._taken, self._waited_s, self._waits_since_s = header, 0.0, time.monotonic()
-            self._unread_bytes -= header.body_bytes
+            self._unread_bytes -= header.held_bytes
 
     def _give_back(self) -> None:
         with self._lock:
             header, self._taken = self._taken, None
         if header is not None:
-            self._connection.given_back(self.kind, header.body_bytes)
+            self._connection.given_back(self.kind, header.held_bytes)

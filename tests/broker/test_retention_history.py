@@ -27,11 +27,13 @@ def filled(directory: Path, **config: str) -> LonePartition:
     return lone
 
 
-def tiered(lone: LonePartition, ends: tuple[int, ...], *, missing: bool = False) -> None:
-    """The controller says how far the history reaches. `missing`: a tierer did not find it in the table."""
+def tiered(lone: LonePartition, ends: tuple[int, ...], *, missing: bool = False) -> bool:
+    """The controller says how far the history reaches. `missing`: a tierer did not find it in the table. Returns
+    whether the broker applies retention now, without waiting for a run of it.
+    """
     assignment = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
     history = TopicHistory(starts=(0,) * len(ends), ends=ends, missing=missing)
-    lone.partition.assign(assignment, replace(lone.topic, history=history), {0: 1})
+    return lone.partition.assign(assignment, replace(lone.topic, history=history), {0: 1})
 
 
 def log_start(lone: LonePartition) -> int:
@@ -68,8 +70,9 @@ def test_nothing_is_deleted_while_the_table_lacks_what_was_tiered(tmp_path: Path
 def test_segments_go_as_soon_as_the_history_is_found_again(tmp_path: Path) -> None:
     lone = filled(tmp_path / "t-0", **{"storage.format": "delta"})
     tiered(lone, (VALUES,), missing=True)
-    tiered(lone, (VALUES,))
-    assert lone.partition.replica.log_start_offset == VALUES - PER_SEGMENT, "without a run of retention"
+    assert tiered(lone, (VALUES,)), "without a run of retention"
+    assert log_start(lone) == VALUES - PER_SEGMENT
+    assert not tiered(lone, (VALUES,)), "nothing new may go"
 
 
 def test_what_is_in_the_table_stays_as_long_as_local_retention_says(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.frame import ENTRY_BYTES
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.log_view import MAX_LOADED_INDEXES
+from spark_broker.storage.loaded_indexes import LoadedIndexes
+from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.retention import RetentionClock
+from spark_broker.storage.segment import Segment
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import Fault, Operation, SimFileSystem
 from tests.storage.logs import (
@@ -36,6 +38,7 @@ from tests.storage.logs import (
     make_frame,
     open_log,
     same,
+    schema_message,
     sim_directory,
 )
 
@@ -319,10 +322,21 @@ def test_flush_messages_syncs_before_append_returns(tmp_path: Path) -> None:
     assert log.recovery_point == 6
 
 
-def test_few_indexes_of_sealed_segments_stay_in_memory(tmp_path: Path) -> None:
-    log, frames = filled(tmp_path, [True] * (MAX_LOADED_INDEXES * 3))
-    assert same(everything(log), frames)
-    assert sum(segment.loaded for segment in log._segments if segment.sealed) <= MAX_LOADED_INDEXES
+def test_the_indexes_of_all_logs_share_one_bound_of_memory(tmp_path: Path) -> None:
+    """Story: each log kept four. A job that read 2,000 partitions once left a broker with gigabytes of them."""
+    indexes = LoadedIndexes(bytes_max=5 * ENTRY_BYTES)
+    logs: list[PartitionLog] = []
+    loaded: list[Segment] = []
+    for number in range(10):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        log, frames = filled(directory, [True] * 4)
+        log.close(clean=True)
+        logs.append(PartitionLog.open(directory, LogConfig(), schema_message, start=StartKind.CLEAN, indexes=indexes))
+        assert same(everything(logs[-1]), frames)
+        loaded = [segment for log in logs for segment in log._segments if segment.sealed and segment.loaded]
+        assert len(loaded) == min(5, 3 * len(logs)) == indexes.bytes // ENTRY_BYTES
+    assert set(logs[-1]._segments[:-1]) < set(loaded), "those that were read last"
 
 
 @pytest.mark.parametrize(

@@ -485,6 +485,39 @@ def test_a_damaged_snapshot_falls_back_on_the_one_before(tmp_path: Path, huge: b
     assert MetadataLog.open(str(tmp_path)).image == log.image
 
 
+def test_a_snapshot_that_cannot_be_read_falls_back_on_the_one_before() -> None:
+    """Story: flipped bytes in the newest snapshot were passed over, and a bad sector under it kept the cluster from
+    starting, for good.
+    """
+    store = MemoryStore()
+    log = MetadataLog(store, records_between_snapshots=5, snapshots_kept=2)
+    log.append(BEGIN)
+    for launch in range(1, 21):
+        log.append([LaunchRecord(launch)])
+    older, newest = sorted(name for name in store.files if name.endswith(".snapshot"))
+    unreadable = {newest}
+    store.fail = lambda call, name: False if call == "read" and name in unreadable else None
+    again = MetadataLog(store)
+    assert again.image == log.image
+    again.append([ControllerEpochRecord(1, again.writer)])
+    unreadable.add(older)
+    with pytest.raises(MetadataStoreError, match="cannot be read: the network broke"):
+        MetadataLog(store)
+
+
+def test_a_log_file_that_cannot_be_read_is_not_passed_over() -> None:
+    """Without it, decisions would be missing."""
+    store = MemoryStore()
+    log = MetadataLog(store, records_between_snapshots=5, snapshots_kept=2)
+    log.append(BEGIN)
+    for launch in range(1, 21):
+        log.append([LaunchRecord(launch)])
+    newest = max(name for name in store.files if name.endswith(".log"))
+    store.fail = lambda call, name: False if call == "read" and name == newest else None
+    with pytest.raises(MetadataStoreError, match="cannot be read"):
+        MetadataLog(store)
+
+
 def test_left_overs_of_a_crashed_writer_are_ignored_and_old_ones_removed(tmp_path: Path) -> None:
     log = begun(tmp_path)
     young, old = tmp_path / ".tmp-young", tmp_path / ".tmp-old"

@@ -11,7 +11,8 @@ from spark_broker.protocol.messages import FetchResponse
 from spark_broker.transport import server_connection
 from spark_broker.transport.byte_budget import ByteBudget
 from spark_broker.transport.channel import UNSENT
-from spark_broker.transport.frames import Operation, encode
+from spark_broker.transport.frames import FRAME_OVERHEAD_BYTES, HEADER_BYTES, Operation, encode
+from spark_broker.transport.io_loop import SCRATCH_BYTES
 from spark_broker.transport.server_connection import ServerConnection
 from spark_broker.transport.server_stream import ServerStream
 from tests.support.raw_peer import joined
@@ -19,7 +20,7 @@ from tests.support.waiting import eventually
 from tests.transport.rig import CALL, REQUEST, WAIT_S, Rig, Settings, look_often, rig
 
 PAYLOAD = bytes(200_000)
-SIZE = len(wire.encode(REQUEST)) + len(PAYLOAD)
+SIZE = len(wire.encode(REQUEST)) + len(PAYLOAD) + FRAME_OVERHEAD_BYTES
 ONE_FITS = Settings(queued_bytes=300_000)
 MESSAGE = joined(encode(Operation.MESSAGE, wire.encode(REQUEST), PAYLOAD, stream=1))
 
@@ -182,7 +183,7 @@ def test_a_call_counts_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> 
     with rig(monkeypatch) as served, served.peer() as peer:
         served.calls_go_on.clear()
         peer.call(CALL)
-        served.await_used(len(wire.encode(CALL)))
+        served.await_used(len(wire.encode(CALL)) + FRAME_OVERHEAD_BYTES)
         served.calls_go_on.set()
         assert peer.receive() is not None
         served.await_used(0)
@@ -414,6 +415,30 @@ def test_a_connection_is_read_no_further_when_all_of_its_streams_together_are_be
         served.go_on.release(20)
         for _ in range(20):
             assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
+
+
+@pytest.mark.parametrize("body", [b"", b"x"])
+def test_messages_without_content_are_not_free(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    """Story: a client whose handler waited sent frames of 0 or 1 bytes. Each took 200 bytes of memory and counted as
+    what it had in it, so that an idle-looking connection filled a broker's memory.
+    """
+    waits, go_on = threading.Event(), threading.Event()
+
+    def wait(stream: ServerStream) -> None:
+        waits.set()
+        assert go_on.wait(WAIT_S)
+
+    with rig(monkeypatch, Settings(streams={"waits": wait})) as served, served.peer(timeout_s=1.0) as peer:
+        peer.open("waits")
+        assert waits.wait(WAIT_S)
+        frames = joined(encode(Operation.MESSAGE, body, stream=1)) * 1_000_000
+        with pytest.raises(TimeoutError):
+            peer.write(frames)
+        held, read_at_once = served.used_bytes, SCRATCH_BYTES // HEADER_BYTES * (FRAME_OVERHEAD_BYTES + 1)
+        assert server_connection.UNREAD_MAX_BYTES < held <= server_connection.UNREAD_MAX_BYTES + read_at_once
+        serves_after_what_arrived_before(served)
+        assert served.used_bytes == held, "the client is not read"
+        go_on.set()
 
 
 def test_room_is_given_in_the_order_of_the_first_tries() -> None:

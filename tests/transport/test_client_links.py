@@ -6,16 +6,21 @@ import contextlib
 import gc
 import itertools
 import queue
+import socket
 import threading
 import weakref
 
 import pytest
 
-from spark_broker.errors import NetworkError
+from spark_broker.errors import NetworkError, RequestTimedOutError
+from spark_broker.protocol import wire
 from spark_broker.protocol.messages import EmptyResponse, FetchResponse
-from spark_broker.transport.client import Connection
-from spark_broker.transport.frames import UINT32_MAX
+from spark_broker.transport import client
+from spark_broker.transport.client import Connection, Meanwhile
+from spark_broker.transport.frames import UINT32_MAX, Operation, encode
+from spark_broker.transport.hello import hello
 from spark_broker.transport.server_stream import ServerStream
+from tests.support.raw_peer import joined
 from tests.support.waiting import eventually
 from tests.transport.rig import CALL, HOST, REQUEST, Settings, rig
 
@@ -120,3 +125,49 @@ def test_a_connection_that_broke_is_opened_again(monkeypatch: pytest.MonkeyPatch
         eventually(lambda: link.closed, 30, "the end of the connection")
         assert connection.call(CALL, timeout_ms=20_000) == EmptyResponse()
         connection.close()
+
+
+class SlowAnswer:
+    """A peer whose answer comes in pieces: the next one when the caller's time is over once more."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, pieces: int) -> None:
+        self._listening = socket.create_server((HOST, 0))
+        answer = joined(encode(Operation.ANSWER, wire.encode(EmptyResponse()), LARGE, correlation=1))
+        said, size = joined(hello()) + answer, len(answer) // 20 + 1
+        self._pieces = [said[at : at + size] for at in range(0, len(said), size)][:pieces]
+        self._peer: socket.socket | None = None
+        self._first = client._first
+        self.connection = Connection(*self._listening.getsockname())
+        patch.setattr(client, "_first", self._time_is_over)
+
+    def _time_is_over(
+        self, answers: queue.SimpleQueue[object], deadline_s: float, meanwhile: Meanwhile | None
+    ) -> object:
+        if self._peer is None:
+            self._peer, _ = self._listening.accept()
+        if self._pieces:
+            link = self.connection._link
+            assert link is not None
+            before = link.channel.received_bytes
+            self._peer.sendall(self._pieces.pop(0))
+            eventually(lambda: link.channel.received_bytes > before, 30, "it comes")
+            return None
+        return self._first(answers, deadline_s, meanwhile)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._listening.close()
+        if self._peer is not None:
+            self._peer.close()
+
+
+def test_a_patient_caller_waits_while_the_answer_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(SlowAnswer(monkeypatch, 100)) as slow:
+        assert slow.connection.call(CALL, timeout_ms=20_000, patient=True) == EmptyResponse()
+
+
+@pytest.mark.parametrize(("patient", "pieces"), [(False, 100), (True, 3)])
+def test_nobody_waits_longer_than_was_said(monkeypatch: pytest.MonkeyPatch, patient: bool, pieces: int) -> None:
+    """Not while something comes, unless the caller is patient; and not when nothing comes any more."""
+    with contextlib.closing(SlowAnswer(monkeypatch, pieces)) as slow, pytest.raises(RequestTimedOutError):
+        slow.connection.call(CALL, timeout_ms=200, patient=patient)

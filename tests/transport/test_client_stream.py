@@ -45,6 +45,7 @@ class Planted(socket.socket):
     interrupts_in = ""
     holds: threading.Barrier | None = None
     """Whoever receives waits here twice."""
+    on_received: Callable[[], object] | None = None
 
     def sendmsg(self, buffers: object, *rest: object) -> int:
         if self.interrupts_in == "send":
@@ -59,6 +60,8 @@ class Planted(socket.socket):
             self.holds.wait()
         if self.interrupts_in == "receive":
             raise InterruptError
+        if self.on_received is not None:
+            self.on_received()
         return count
 
 
@@ -221,6 +224,50 @@ def test_a_peer_that_takes_nothing_in_time_gets_nothing_more() -> None:
         with pytest.raises(RequestTimedOutError):
             stream.send(request(2))
         assert peer.numbers() == [0]
+
+
+class Clock:
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_a_message_that_comes_slowly_is_waited_for(planted: list[Planted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: the time of a follower was for the whole answer. Behind a slow link it threw away what had come, asked for
+    the same 16 MiB again, and never caught up.
+    """
+    with streaming() as (stream, peer):
+        clock, came = Clock(), threading.Semaphore(0)
+        monkeypatch.setattr(client_stream, "time", clock)
+
+        def time_passes() -> None:
+            clock.now_s += 15
+            came.release()
+
+        planted[0].on_received = time_passes
+        said = joined(encode(Operation.MESSAGE, wire.encode(FetchResponse(1, [])), LARGE[:20_000], stream=1))
+
+        def speak() -> None:
+            for at in range(0, len(said), 1000):
+                peer.sock.sendall(said[at : at + 1000])
+                assert came.acquire(timeout=WAIT_S)
+
+        speaking = threading.Thread(target=speak)
+        speaking.start()
+        message, payload = stream.receive(timeout_ms=20_000)
+        speaking.join(WAIT_S)
+        assert (message, len(payload)) == (FetchResponse(1, []), 20_000)
+        assert clock.now_s > 200
+
+
+def test_a_peer_that_falls_silent_within_a_message_has_not_answered() -> None:
+    with streaming() as (stream, peer):
+        said = joined(encode(Operation.MESSAGE, wire.encode(FetchResponse(1, [])), LARGE, stream=1))
+        peer.sock.sendall(said[:100_000])
+        with pytest.raises(RequestTimedOutError):
+            stream.receive(timeout_ms=200)
+        assert stream.closed
 
 
 def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(planted: list[Planted]) -> None:

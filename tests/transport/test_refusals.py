@@ -21,7 +21,7 @@ from spark_broker.protocol import wire
 from spark_broker.protocol.messages import PROTOCOL_VERSION, EmptyResponse
 from spark_broker.transport.client import Connection
 from spark_broker.transport.foreign_peers import SPEAKS, UPGRADE, foreign_peer
-from spark_broker.transport.frames import HEADER_BYTES, Operation, encode
+from spark_broker.transport.frames import FRAME_OVERHEAD_BYTES, HEADER_BYTES, Operation, encode
 from spark_broker.transport.hello import Hello, hello
 from spark_broker.transport.server import Server
 from spark_broker.transport.server_stream import ServerStream
@@ -131,7 +131,7 @@ def test_answers_that_come_after_a_refusal_do_not_hide_it(monkeypatch: pytest.Mo
         peer.write(b"no frame at all, but bytes")
         said = peer.receive()
         served.calls_go_on.set()
-        eventually(lambda: served.used_bytes < 40, WAIT_S, "the call was worked on")
+        served.await_used(len(wire.encode(REQUEST)) + FRAME_OVERHEAD_BYTES)  # The call was worked on.
         peer.write(bytes(100_000))
         assert "a frame that begins with b'no frame" in refusal(said).message
         assert peer.receive() is None

@@ -7,8 +7,12 @@ another one from the log: what was not committed never happened, and no answer h
 A refused event raises a typed error, and has changed nothing. Its answer waits like others: the error, too, rests on
 records that may not be committed yet.
 
+While the log takes no appends, every event that would write a record is refused with CoordinatorNotAvailableError. What
+writes none goes on: a settled member's heartbeat, say. Afterwards comes `writes_begin`.
+
     event                                        what it may lead to
     ----------------------------------------------------------------------------------------------------------------
+    writes_begin                                 deadlines begin anew; unequal inputs: a new epoch, a target
     heartbeat, epoch 0 (join)                    a member; unequal inputs: a new epoch, a target; the member's step
     heartbeat                                    unequal inputs: a new epoch; the member's step to its target
     heartbeat, epoch -1 (leave)                  the member is gone, its partitions are free: a new epoch
@@ -78,6 +82,7 @@ from spark_broker.core.groups.step import Heirs, Step
 from spark_broker.core.groups.topics import Topics
 from spark_broker.core.machine import Machine, event
 from spark_broker.errors import (
+    CoordinatorNotAvailableError,
     FencedInstanceIdError,
     FencedMemberEpochError,
     GroupIdNotFoundError,
@@ -105,7 +110,8 @@ _UNUSED = frozenset({_DEAD, _EMPTY})
 _ANY_USE: dict[GroupPhase, frozenset[GroupPhase]] = dict.fromkeys(_IN_USE, _IN_USE)
 
 TRANSITIONS: Mapping[str, Mapping[GroupPhase, frozenset[GroupPhase]]] = {
-    "loaded": {**_ANY_USE, _DEAD: frozenset({_EMPTY}), _EMPTY: frozenset({_EMPTY})},
+    "loaded": {**{phase: frozenset({phase}) for phase in GroupPhase}, _DEAD: frozenset({_EMPTY})},
+    "writes_begin": _ANY_USE,
     "heartbeat": {**dict.fromkeys(_IN_USE, _IN_USE | {_EMPTY}), _EMPTY: _IN_USE, _DEAD: _IN_USE},
     "resume": {_ASSIGNING: frozenset({_ASSIGNING}), _RECONCILING: frozenset({_RECONCILING, _STABLE})},
     "commit": {phase: frozenset({phase if phase is not _DEAD else _EMPTY}) for phase in GroupPhase},
@@ -138,8 +144,16 @@ def no_transactions(group_id: str) -> bool:
     return False
 
 
+def takes_always() -> None:
+    """The log takes every append."""
+
+
 class GroupShard(Machine[ShardStanding]):
-    """The shell replays the log, calls `loaded`, and then one event at a time. It drops the shard with the leadership.
+    """The shell replays the log, calls `loaded`, `writes_begin` once the log takes appends, and one event at a time. It
+    drops the shard with the leadership.
+
+    `check_takes` raises CoordinatorNotAvailableError while the log takes no appends. Each event calls it before its
+    first record. After a refusal, the shell calls `writes_begin` again: nobody could be heard meanwhile.
 
     `generation` is another number for each load of the partition, here or elsewhere, and rises. A heartbeat that names
     it was sent after an answer of this shard. Only such a heartbeat says what its member owns: an older one may have
@@ -148,8 +162,15 @@ class GroupShard(Machine[ShardStanding]):
 
     remembered = Machine.remembered | {Heartbeat, Commit, Now}
 
-    def __init__(self, settings: GroupSettings, generation: int, name: str = "a shard") -> None:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        generation: int,
+        name: str = "a shard",
+        check_takes: Callable[[], None] = takes_always,
+    ) -> None:
         super().__init__(f"groups of {name}")
+        self._check_takes = check_takes
         self.settings = settings
         self.generation = generation
         self.state = Groups()
@@ -200,20 +221,37 @@ class GroupShard(Machine[ShardStanding]):
 
     @event
     def loaded(self, topics: Topics, now: Now) -> Decision[None]:
-        """Every record is replayed. Deadlines begin anew; what has changed meanwhile is taken into account."""
+        """Every record is replayed. Commits of an older version are taken over, or it is refused: without them, nobody
+        may be answered.
+        """
         self.state.loaded()
         self.topics = topics
         self._expiry_due_ms = now.clock_ms + self.settings.expiry_interval_ms
         step = self._step(now)
         self._take_old_commits(step)
+        self._start_sessions(step)
+        return self._decide("loaded", step, None)
+
+    @event
+    def writes_begin(self, now: Now) -> Decision[None]:
+        """The log takes appends, after a load or again. Deadlines begin anew, because heartbeats that would have
+        written were refused: their members may be alive, and may have given up what they were told to. What has changed
+        meanwhile is taken into account.
+        """
+        step = self._step(now)
+        step.check_takes()
+        self._start_sessions(step)
         for group_id, group in sorted(self.state.groups.items()):
-            for member_id in group.members:
-                self._start_session(step, group_id, member_id)
             if group.members:
-                step.because(group_id, "the coordinator was loaded, and topics had changed")
+                step.because(group_id, "topics had changed before this coordinator could write")
                 if not step.refresh(group_id) and group.target_epoch < group.epoch:
                     step.aim(group_id)  # The last leader did not see it ready.
-        return self._decide("loaded", step, None)
+        return self._decide("writes_begin", step, None)
+
+    def _start_sessions(self, step: Step) -> None:
+        for group_id, group in self.state.groups.items():
+            for member_id in group.members:
+                self._start_session(step, group_id, member_id)
 
     def _take_old_commits(self, step: Step) -> None:
         """Commits by name count for the topics that have the names now, and are then gone: once."""
@@ -225,6 +263,8 @@ class GroupShard(Machine[ShardStanding]):
             group = step.group(key.group_id)
             if isinstance(new_key, OffsetKey) and (new_key.topic_id, new_key.partition) not in group.offsets:
                 step.write(new_key, taken.value)
+            elif not step.records:
+                step.check_takes()
             step.records.append(OldCommit(key, None))
         self._old.clear()
 
@@ -285,19 +325,30 @@ class GroupShard(Machine[ShardStanding]):
         if heartbeat.sequence <= session.sequence:
             return self._repeat(step, group_id, member_id, heartbeat.sequence)
         self._check_member(group, heartbeat, session)
+        session.deadline_ms = step.now.clock_ms + group.members[member_id].session_timeout_ms
+        self._sessions.schedule(group_id, member_id)
+        before = session.sequence, session.named, session.named_epoch
+        try:
+            self._take(step, heartbeat, session)
+        except CoordinatorNotAvailableError:
+            # A copy that comes late would be answered as if what this one said had been written.
+            session.sequence, session.named, session.named_epoch = before
+            raise
+        return self._answer(step, group_id, member_id, heartbeat.sequence)
+
+    def _take(self, step: Step, heartbeat: Heartbeat, session: Session) -> None:
+        """What a member says that goes on."""
+        group_id, member_id = heartbeat.group_id, heartbeat.member_id
         is_current = heartbeat.generation == self.generation
         session.sequence, session.named_epoch = heartbeat.sequence, heartbeat.member_epoch
         owned = frozenset[Partition]() if heartbeat.joins else heartbeat.owned
         session.named = (session.named if owned is None else owned) if is_current else None
-        session.deadline_ms = step.now.clock_ms + group.members[member_id].session_timeout_ms
-        self._sessions.schedule(group_id, member_id)
         about = heartbeat.described
-        if is_current and about is not None and about != group.members[member_id]:
+        if is_current and about is not None and about != step.group(group_id).members[member_id]:
             step.write(MemberKey(group_id, member_id), about)
             step.because(group_id, _reason(member_id, "changed its subscription", heartbeat.reason))
             step.refresh(group_id)
         self._advance(step, group_id, member_id, owned if is_current else None)
-        return self._answer(step, group_id, member_id, heartbeat.sequence)
 
     def _repeat(self, step: Step, group_id: str, member_id: str, sequence: int) -> HeartbeatAnswer:
         """The answer to a heartbeat that was received before. It says nothing that the shard does not know."""
@@ -493,7 +544,7 @@ class GroupShard(Machine[ShardStanding]):
         if topics.version < self.topics.version:
             return self._decide("topics_changed", step, None)
         changed = topics.changed_since(self.topics)
-        self.topics = step.topics = topics
+        step.topics = topics
         for group_id, group in sorted(self.state.groups.items()):
             gone = [partition for partition in sorted(group.offsets) if partition[0] in deleted]
             for partition in gone:
@@ -501,6 +552,7 @@ class GroupShard(Machine[ShardStanding]):
             if any(_may_read(member, changed) for member in group.members.values()):
                 step.because(group_id, "topics changed")
                 step.refresh(group_id)
+        self.topics = topics  # at the end: a refused change comes again
         return self._decide("topics_changed", step, None)
 
     @event
@@ -519,6 +571,7 @@ class GroupShard(Machine[ShardStanding]):
         group; nothing of the group expires then.
         """
         step = self._step(now)
+        step.check_takes()  # Sessions that are due are taken out of their order.
         groups: dict[str, None] = {}
         for group_id, member_id, session in list(self._sessions.due(now.clock_ms)):
             over = session.deadline_ms <= now.clock_ms
@@ -661,7 +714,7 @@ class GroupShard(Machine[ShardStanding]):
         )
 
     def _step(self, now: Now) -> Step:
-        return Step(self.state, self.topics, self.settings, now, self._heirs)
+        return Step(self.state, self.topics, self.settings, now, self._heirs, self._check_takes)
 
     def _decide(self, name: str, step: Step, answer: A, acting: str = NO_MEMBER) -> Decision[A]:
         """The end of every event: states have moved as the table allows, invariants hold, and members are woken."""

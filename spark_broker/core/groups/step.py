@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from spark_broker.core.groups.assignors import ASSIGNORS, Inputs, Target, assign, inputs_of
 from spark_broker.core.groups.records import (
     AnyKey,
@@ -47,15 +49,24 @@ class Step:
     """Writes records, and works out at the end who is to be woken.
 
     A refusal comes before the first record: a record that is applied and never appended would be lost with the leader,
-    and nobody would know.
+    and nobody would know. So does that of a log that takes no appends now: `check_takes` raises it.
     """
 
-    def __init__(self, state: Groups, topics: Topics, settings: GroupSettings, now: Now, heirs: Heirs) -> None:
+    def __init__(
+        self,
+        state: Groups,
+        topics: Topics,
+        settings: GroupSettings,
+        now: Now,
+        heirs: Heirs,
+        check_takes: Callable[[], None],
+    ) -> None:
         self.state = state
         self.topics = topics
         self.settings = settings
         self.now = now
         self.heirs = heirs
+        self.check_takes = check_takes
         self.records: list[GroupRecord | OldCommit] = []
         self.effects: list[Effect] = []
         self.phases: dict[str, GroupPhase] = {}  # of the groups that are written to, before
@@ -70,7 +81,9 @@ class Step:
         return self.state.group(group_id)
 
     def write(self, key: AnyKey, value: AnyValue | None) -> None:
-        """Write a record, and apply it."""
+        """Write a record, and apply it. Raises what `check_takes` raises, before the first one."""
+        if not self.records:
+            self.check_takes()
         group_id = key.group_id
         group = self.group(group_id)
         if group_id not in self.phases:

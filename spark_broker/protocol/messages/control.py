@@ -233,11 +233,16 @@ class AllocateProducerIdsResponse(Message, frozen=True):
 
 
 class ReplicaStateRequest(Message, frozen=True):
-    """Follower to leader: what a replica needs before it can start at the leader's log start (beyond offset 0)."""
+    """Follower to leader: what a replica needs before it can start at the leader's log start (beyond offset 0).
+
+    `producers_max`: how many producers are to come at once, of those whose ids are above `after_producer_id`; 0: all.
+    """
 
     topic_id: TopicId
     partition: PartitionId
     leader_epoch: Epoch
+    after_producer_id: Int64 = -1
+    producers_max: Count = 0
 
 
 class ProducerStateEntry(Message, frozen=True):
@@ -258,3 +263,4 @@ class ReplicaStateResponse(Message, frozen=True):
     epochs: list[tuple[Epoch, Offset]]
     producers: list[ProducerStateEntry]
     purge_offset: Offset = 0
+    has_more: bool = False

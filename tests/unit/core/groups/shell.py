@@ -78,6 +78,7 @@ class Shell:
             self.shard.replay(record)
         self.computing.clear()
         self.carry_out(self.shard.loaded(Topics(self.topics, self.version), self.now))
+        self.carry_out(self.shard.writes_begin(self.now))
 
     def carry_out(self, decision: Decision[Any]) -> tuple[Record, ...]:
         """Append the records. After each decision, the log gives the live state."""

@@ -4,7 +4,8 @@ grow, are deleted and created again, shards that are loaded again from whatever 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -26,6 +27,7 @@ from spark_broker.core.groups.requests import (
 from spark_broker.core.groups.state import AWAY_EPOCH, Group, GroupPhase, MemberKind
 from spark_broker.core.groups.topics import Topic, Topics
 from spark_broker.errors import (
+    CoordinatorNotAvailableError,
     FencedInstanceIdError,
     FencedMemberEpochError,
     GroupIdNotFoundError,
@@ -115,6 +117,9 @@ class World:
         self.counter = 0
         self.generation = 0
         self.version = 0
+        self.refuses = False  # the log takes no appends
+        self.standstill = False  # it has refused one, and the shard has not gone on since
+        self.deleted: set[str] = set()  # ids of topics
         self.healing = False
         self.topics: dict[str, Topic] = {}
         for name in NAMES:
@@ -137,16 +142,47 @@ class World:
         self.computing.clear()
         self.held.clear()
         self.heard.clear()
-        shard = GroupShard(self.settings, self.generation)
+        self.refuses = False
+        shard = GroupShard(self.settings, self.generation, check_takes=self.check_takes)
         for record in self.log:
             shard.replay(record)
         self.shard = shard
         self.carry_out(shard.loaded(self.image(), self.now))
-        for group_id, group in shard.state.groups.items():
+        self.carry_out(shard.writes_begin(self.now))
+        self.begin_deadlines()
+        return shard
+
+    def check_takes(self) -> None:
+        if self.refuses:
+            self.standstill = True
+            raise CoordinatorNotAvailableError("the ISR is too small")
+
+    def refuse(self) -> None:
+        """The log takes no appends for some events."""
+        self.refuses = True
+
+    def catch_up(self) -> None:
+        """What every event of the shell begins with."""
+        if self.refuses or not self.standstill:
+            return
+        self.standstill = False
+        self.carry_out(self.shard.writes_begin(self.now))
+        self.carry_out(self.shard.topics_changed(self.image(), self.deleted, self.now))
+        self.begin_deadlines()
+
+    def begin_deadlines(self) -> None:
+        for group_id, group in self.shard.state.groups.items():
             for member_id in group.members:
                 self.heard_ms[group_id, member_id] = self.clock_ms
                 self.revoking_ms.pop((group_id, member_id), None)
-        return shard
+
+    @contextmanager
+    def perhaps_refused(self) -> Iterator[None]:
+        """An event of the shard, which may be refused while the log takes no appends. It counts as a message lost."""
+        try:
+            yield
+        except CoordinatorNotAvailableError:
+            expect(self.refuses, "a log that takes appends has refused one")
 
     def carry_out(self, decision: Decision[object], deliver: Callable[[], None] | None = None) -> None:
         self.log += [stored(record) for record in decision.records]
@@ -202,6 +238,9 @@ class World:
             del self.parked[group_id, member_id]  # Nobody waits for the answer to an older one.
         try:
             decision = self.shard.heartbeat(heartbeat, self.now)
+        except CoordinatorNotAvailableError:
+            expect(self.refuses, "a log that takes appends has refused one")
+            return
         except SparkBrokerError as error:
             self.answer_error(group_id, member_id, heartbeat.sequence, error)
             return
@@ -393,6 +432,8 @@ class World:
         there = partition[0] in self.shard.topics.by_id
         try:
             decision = self.shard.commit(commit, self.now)
+        except CoordinatorNotAvailableError:
+            return
         except (UnknownMemberIdError, FencedInstanceIdError):
             away = in_group and self.shard.state.group(member.group_id).kind(member.member_id) is MemberKind.AWAY
             expect(not in_group or away, "%s is of the group, and unknown", member.member_id)
@@ -419,6 +460,8 @@ class World:
         empty = not self.shard.state.group(group_id).members
         try:
             decision = self.shard.commit(Commit(group_id, {place[1]: CommitOffset(offset)}), self.now)
+        except CoordinatorNotAvailableError:
+            return
         except UnknownMemberIdError:
             expect(not empty, "the group %s has no member", group_id)
             return
@@ -468,7 +511,9 @@ class World:
             deleted.add(topic.topic_id)
             self.version += 1
         self.acked = {place: offset for place, offset in self.acked.items() if place[1][0] not in deleted}
-        self.carry_out(self.shard.topics_changed(self.image(), deleted, self.now))
+        self.deleted |= deleted
+        with self.perhaps_refused():
+            self.carry_out(self.shard.topics_changed(self.image(), deleted, self.now))
 
     def pass_time(self) -> None:
         self.clock_ms += self.random.choice(
@@ -482,7 +527,8 @@ class World:
         before = {(g, m) for g, group in groups.items() for m in group.members}
         unused = {g for g, group in groups.items() if not group.members} - self.open_transactions
         offsets = {(g, p) for g, group in groups.items() for p in group.offsets}
-        self.carry_out(self.shard.clock(self.now, self.open_transactions.__contains__))
+        with self.perhaps_refused():
+            self.carry_out(self.shard.clock(self.now, self.open_transactions.__contains__))
         groups = self.shard.state.groups
         for member in before - {(g, m) for g, group in groups.items() for m in group.members}:
             silent_ms = self.clock_ms - self.heard_ms[member]
@@ -508,6 +554,8 @@ class World:
                 )
             else:
                 decision = self.shard.delete_group(group_id, self.now, self.open_transactions.__contains__)
+        except CoordinatorNotAvailableError:
+            return
         except (NonEmptyGroupError, GroupSubscribedToTopicError):
             expect(has_members, "the group %s has no members", group_id)
         except GroupIdNotFoundError:
@@ -524,7 +572,8 @@ class World:
             effect = self.random.choice(self.computing)
             if self.random.random() < 0.7:
                 self.computing.remove(effect)
-            self.carry_out(self.shard.target_ready(effect.compute(), self.now))
+            with self.perhaps_refused():
+                self.carry_out(self.shard.target_ready(effect.compute(), self.now))
 
     def reload(self) -> None:
         """Another leader: it has what is committed, and perhaps more, and whatever compaction left."""
@@ -597,7 +646,8 @@ class World:
 
     def heal(self) -> None:
         """Without losses a group with members gets to its target in a bounded number of rounds."""
-        self.healing, self.loss = True, 0.0
+        self.healing, self.loss, self.refuses = True, 0.0, False
+        self.catch_up()
         self.thaw()
         self.commit_log()
         while self.network:
@@ -623,7 +673,8 @@ class World:
             while self.network:
                 self.deliver()
         while self.computing:
-            self.carry_out(self.shard.target_ready(self.computing.pop(0).compute(), self.now))
+            with self.perhaps_refused():
+                self.carry_out(self.shard.target_ready(self.computing.pop(0).compute(), self.now))
         self.clock_ms += 400
         self.look_at_the_clock()
         self.check()
@@ -654,6 +705,9 @@ class World:
     def step(self, event: Callable[[World], None] | None = None) -> None:
         """One event, drawn unless it is given."""
         (event or self.random.choices(list(self.weights), list(self.weights.values()))[0])(self)
+        if self.refuses and self.random.random() < 0.15:
+            self.refuses = False
+            self.catch_up()
         if self.random.random() < self.reloads:
             self.reload()
         if self.random.random() < 0.5:
@@ -679,6 +733,7 @@ STEP_WEIGHTS: dict[Callable[[World], None], float] = {
     World.delete: 0.7,
     World.open_or_end_transactions: 0.3,
     World.round: 0.5,
+    World.refuse: 0.5,
 }
 
 SWARM = (
@@ -690,6 +745,7 @@ SWARM = (
     World.delete,
     World.open_or_end_transactions,
     World.round,
+    World.refuse,
 )
 
 

@@ -526,7 +526,7 @@ class InconsistentTopicIdError(SparkBrokerError):
 
     code = 103
     refresh_metadata = True
-    hint = "Start again from the new topic's offsets; the old records are gone."
+    hint = "Start again with the new topic; the old one is gone, with its records."
 
 
 class InconsistentClusterIdError(SparkBrokerError):

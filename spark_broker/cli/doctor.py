@@ -84,14 +84,15 @@ def _java() -> Finding:
     if java is None or not Path(java).exists():
         return Finding("Java", State.MISSING, java or "", needed_for, advice)
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+        ended = subprocess.run([java, "-version"], capture_output=True, timeout=JAVA_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("Java", State.WRONG, f"{java}: {error}", needed_for, advice)
-    version = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    # Java repeats JAVA_TOOL_OPTIONS as they are, in whatever encoding.
+    version = re.search(rb'version "(?:1\.)?(\d+)', ended.stderr + ended.stdout)
     if version is None or int(version[1]) < JAVA_MINIMUM:
-        found = f"{version[1]} ({java})" if version else f"{java} does not say its version"
+        found = f"{int(version[1])} ({java})" if version else f"{java} does not say its version"
         return Finding("Java", State.WRONG, found, needed_for, advice)
-    return Finding("Java", State.OK, f"{version[1]} ({java})", needed_for)
+    return Finding("Java", State.OK, f"{int(version[1])} ({java})", needed_for)
 
 
 def _pyspark() -> Finding:

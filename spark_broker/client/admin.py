@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -127,9 +128,7 @@ class Admin(GroupAdmin, OfOneProcess):
         Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
         """
         deadline, name = self._deadline(), given.topic_name(name)
-        topic = self._metadata.recorded(name, deadline)
-        if topic is None:
-            raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+        topic = self._meant(name, deadline)
         self._change(DeleteTopicRequest(name, topic.topic_id), deadline)
 
         def shows_another(shown: TopicView | TopicMetadata | None) -> bool:
@@ -180,30 +179,38 @@ class Admin(GroupAdmin, OfOneProcess):
     def create_partitions(self, name: str, total: int) -> None:
         """Raise the number of partitions to `total`. A key may have another partition from then on.
 
-        Returns once every new partition has a leader. Raises InvalidPartitionsError where there are as many already.
+        Returns once every new partition has a leader. Raises InvalidPartitionsError where there are as many already,
+        InconsistentTopicIdError where the topic was deleted and created again meanwhile.
         """
         deadline, name = self._deadline(), given.topic_name(name)
         total = given.whole_number(total, "total", given.INT32_BITS)
-        before = self._partitions_recorded(name, deadline)
+        topic = self._meant(name, deadline)
+        before = len(topic.partitions)
         try:
-            self._change(CreatePartitionsRequest(name, total), deadline)
+            self._change(CreatePartitionsRequest(name, total, topic.topic_id), deadline)
         except InvalidPartitionsError:
             # A request that nobody answered was sent again: the first one may have done it.
-            if before >= total or self._partitions_recorded(name, deadline) != total:
+            if before >= total or len(self._metadata.as_recorded(topic, deadline).partitions) != total:
                 raise
         self._await_leaders(name, before, total, deadline)
 
-    def _partitions_recorded(self, name: str, deadline: Deadline) -> int:
+    def _meant(self, name: str, deadline: Deadline) -> TopicView:
+        """The topic that a change is for, before its first try: a later one, or a copy that comes late, must not change
+        the next topic of the name. Raises UnknownTopicOrPartitionError.
+        """
         topic = self._metadata.recorded(name, deadline)
-        return 0 if topic is None else len(topic.partitions)
+        if topic is None:
+            raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+        return topic
 
     def alter_topic_config(self, name: str, values: Mapping[str, object]) -> None:
         """Set settings of a topic; None resets one to its default. Waits up to 2 s until every live broker knows.
 
-        Raises InvalidConfigError.
+        Raises InvalidConfigError, UnknownTopicOrPartitionError and InconsistentTopicIdError (the topic was deleted and
+        created again meanwhile).
         """
-        deadline, name = self._deadline(), given.topic_name(name)
-        self._change(AlterTopicConfigRequest(name, settings_of(values)), deadline)
+        deadline, name, settings = self._deadline(), given.topic_name(name), settings_of(values)
+        self._change(AlterTopicConfigRequest(name, settings, self._meant(name, deadline).topic_id), deadline)
         self._await_altered(name, lambda topic, altered: topic.config == dict(altered.config), deadline)
 
     def alter_topic_schema(self, name: str, schema: object) -> None:
@@ -211,11 +218,12 @@ class Admin(GroupAdmin, OfOneProcess):
 
         `schema`: the columns that change, or all, as in `NewTopic`. New columns come last, must be nullable, and are
         null in older records. Integers, floats and decimals (of one scale) can become wider. Columns that are not named
-        stay. Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics) and InvalidSchemaError.
+        stay. Raises UnknownTopicOrPartitionError, InconsistentTopicIdError (the topic was deleted and created again
+        meanwhile), InvalidTopicError (internal topics) and InvalidSchemaError.
         """
         deadline, name = self._deadline(), given.topic_name(name)
-        changes = normalize_schema(arrow_schema(schema))
-        self._change(AlterTopicSchemaRequest(name, schema_to_bytes(changes)), deadline)
+        changes = schema_to_bytes(normalize_schema(arrow_schema(schema)))
+        self._change(AlterTopicSchemaRequest(name, changes, self._meant(name, deadline).topic_id), deadline)
         self._await_altered(name, lambda topic, altered: len(topic.schemas) >= len(altered.schemas), deadline)
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
@@ -235,11 +243,13 @@ class Admin(GroupAdmin, OfOneProcess):
         `unclean`: instead, let any live replica lead a partition that has no leader. It is the replica whose log
         reaches furthest, by the reports of the brokers. Acknowledged records that it lacks are lost; consumers get
         LogTruncationError. Returns for each partition None, or the reason why it stayed as it is; with
-        `partitions=None`, only for those that needed an election. Raises UnknownTopicOrPartitionError.
+        `partitions=None`, only for those that needed an election. Raises UnknownTopicOrPartitionError and
+        InconsistentTopicIdError (a topic was deleted and created again meanwhile).
         """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in given.topic_partitions(partitions)]
-        request = ElectLeadersRequest(wanted, given.flag(unclean, "unclean"))
-        answer = self._ask(request, ElectLeadersResponse, self._deadline())
+        is_unclean, deadline = given.flag(unclean, "unclean"), self._deadline()
+        ids = {name: self._meant(name, deadline).topic_id for name in dict.fromkeys(name for name, _ in wanted or ())}
+        answer = self._ask(ElectLeadersRequest(wanted, is_unclean, ids), ElectLeadersResponse, deadline)
         return {
             TopicPartition(result.topic, result.partition): error_from_code(result.error_code, result.error_message)
             if result.error_code
@@ -248,10 +258,16 @@ class Admin(GroupAdmin, OfOneProcess):
         }
 
     def reassign_partition(self, partition: TopicPartition, replicas: Sequence[int]) -> None:
-        """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun."""
+        """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun.
+
+        Raises UnknownTopicOrPartitionError, InconsistentTopicIdError (the topic was deleted and created again
+        meanwhile) and InvalidReplicaAssignmentError.
+        """
         tp, brokers = given.topic_partition(partition), given.items(replicas, "replicas", "broker ids")
         ids = [given.whole_number(broker, "a broker", given.INT32_BITS) for broker in brokers]
-        self._change(ReassignPartitionRequest(tp.topic, tp.partition, ids), self._deadline())
+        deadline = self._deadline()
+        topic_id = self._meant(tp.topic, deadline).topic_id
+        self._change(ReassignPartitionRequest(tp.topic, tp.partition, ids, topic_id), deadline)
 
     def list_offsets(self, moments: Mapping[TopicPartition, datetime | LogEdge]) -> dict[TopicPartition, int | None]:
         """The log start (or that of the topic's table) for "earliest", the high watermark for "latest", or else the
@@ -265,9 +281,11 @@ class Admin(GroupAdmin, OfOneProcess):
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records before these offsets (-1: all that are committed), in the log and in the topic's table.
 
-        Readers no longer get them once this returns. Segments go when all their records are deleted, rows of the table
-        with the next tiering. Returns where each partition begins now. Raises OffsetOutOfRangeError for an offset that
-        is not committed, UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
+        -1 means what is committed when the leader is first asked. What comes later stays, also where a leader is asked
+        again, and so does another topic of the name. Readers no longer get the records once this returns. Segments go
+        when all their records are deleted, rows of the table with the next tiering. Returns where each partition begins
+        now. Raises OffsetOutOfRangeError for an offset that is not committed, UnknownTopicOrPartitionError,
+        InconsistentTopicIdError (the topic was created again meanwhile), InvalidTopicError (internal topics).
         """
         offsets = {tp: offset.offset for tp, offset in given.offsets(offsets).items()}
         wrong = next((offset for offset in offsets.values() if offset < -1), None)
@@ -277,14 +295,16 @@ class Admin(GroupAdmin, OfOneProcess):
                 hint="Give the offset of the first record that stays; -1 deletes up to the high watermark.",
             )
         deadline = self._deadline()
-        starts = RecordDeletion(self._metadata, offsets).run(deadline)
+        deletion = RecordDeletion(self._metadata, offsets)
+        starts = deletion.run(deadline)
         for name in {tp.topic for tp in starts}:
             mine = {tp.partition: _recorded(offsets[tp], start) for tp, start in starts.items() if tp.topic == name}
-            self._await_brokers(name, lambda topic, mine=mine: _begins_at(topic, mine), deadline)  # type: ignore[misc]
+            self._await_brokers(name, partial(_begins_at, deletion.topic_ids[name], mine), deadline)
         view = self._metadata.refresh(deadline) if starts else self._metadata.view
         for tp, start in starts.items():
             topic = view.topic(tp.topic)
-            starts[tp] = start if topic is None else topic.begins(tp.partition, start)
+            if topic is not None and topic.topic_id == deletion.topic_ids[tp.topic]:
+                starts[tp] = topic.begins(tp.partition, start)
         return starts
 
     def describe_log_dirs(self) -> list[LogDirInfo]:
@@ -443,9 +463,9 @@ def _recorded(asked: int, start: int) -> int:
     return start if asked < 0 else min(asked, start)
 
 
-def _begins_at(topic: TopicMetadata | None, starts: Mapping[int, int]) -> bool:
-    """Whether the broker that says this knows from where the partitions go on."""
-    if topic is None:
+def _begins_at(topic_id: str, starts: Mapping[int, int], topic: TopicMetadata | None) -> bool:
+    """Whether the broker that shows this topic knows from where the partitions of the one with this id go on."""
+    if topic is None or topic.topic_id != topic_id:
         return True
     known_starts = dict(enumerate(topic.log_starts))
     return all(known_starts.get(partition, 0) >= start for partition, start in starts.items())

@@ -24,6 +24,11 @@ class RefreshMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class ListTopics:
+    """Ask any broker which topics there are; then `topics_listed` or `round_failed`."""
+
+
+@dataclass(frozen=True, slots=True)
 class FetchCommitted:
     """Ask the group's coordinator; then `committed_came` or `round_failed`. `generations`: of the positions."""
 
@@ -38,7 +43,7 @@ class LookUpOffsets:
     generations: Generations
 
 
-Round = RefreshMetadata | FetchCommitted | LookUpOffsets
+Round = ListTopics | RefreshMetadata | FetchCommitted | LookUpOffsets
 """Lookups run one at a time. Each one uses what the one before it has found."""
 
 

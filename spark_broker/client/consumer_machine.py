@@ -18,6 +18,7 @@ from spark_broker.client.consumer_effects import (
     Effect,
     FetchCommitted,
     Generations,
+    ListTopics,
     LookUpOffsets,
     Offsets,
     ReadHistory,
@@ -58,6 +59,9 @@ from spark_broker.times import EARLIEST, LATEST, Moment
 STALLED_MS = 500
 """When a long poll is overdue by this much, the consumer asks whether the leader still leads."""
 
+ABSENT = ("", 0)
+"""How a subscription finds a topic that is not there: without an id and partitions."""
+
 
 class ConsumerMachine:
     """All partitions of a consumer: their positions, fetched batches, commits and errors."""
@@ -92,7 +96,10 @@ class ConsumerMachine:
         if membership is not None:
             parts = (self.partitions, self._forget, self._add, self._is_absent)
             self.group = GroupReading(membership, *parts, self._reset, self._sought)
-        self._first_known: dict[str, tuple[str, int]] = {}  # ids and partitions of topics, when a member first saw them
+        # Ids of topics and numbers of their partitions, as the subscription found them.
+        self._first_known: dict[str, tuple[str, int]] = {}
+        self._first_list: Mapping[str, tuple[str, int]] | None = None  # all that were there when the pattern came
+        self._listed_for = ""  # which pattern
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
@@ -109,8 +116,10 @@ class ConsumerMachine:
         if not self.topics and not self.pattern:
             self.unsubscribe()  # from what was assigned by hand
         self.topics, self.pattern = set(topics), pattern
+        if not pattern:
+            self._first_list, self._listed_for = None, ""
+        self._first_known = {name: known for name, known in self._first_known.items() if name in self.topics}
         if self.group is not None:
-            self._first_known = {name: known for name, known in self._first_known.items() if name in self.topics}
             self.group.membership.subscribe(self.topics, pattern, now_ms)
         else:
             for tp in [tp for tp in self.partitions if tp.topic not in self.topics]:
@@ -124,8 +133,10 @@ class ConsumerMachine:
         self.topics, self.pattern = set(), ""
         self._sought.clear()
         self._first_known.clear()
+        self._first_list, self._listed_for = None, ""
         if self.group is not None:
             self.group.sought_any = None
+            self.group.membership.forget_failure()
         for tp in list(self.partitions):
             self._forget(tp)
         self.reading_changed()
@@ -161,6 +172,7 @@ class ConsumerMachine:
         """Read these partitions and no others. Those that stay keep their positions."""
         self.topics = set()
         self._sought.clear()
+        self._first_known.clear()
         assigned = dict.fromkeys(partitions)
         for tp in [tp for tp in self.partitions if tp not in assigned]:
             self._forget(tp)
@@ -456,7 +468,9 @@ class ConsumerMachine:
             times.append(self.group.membership.wake_ms())
             if (commits_ms := self._commits_wait_until_ms()) > now_ms:
                 times.append(commits_ms)
-        if self._round is None and self._is_reading:
+        if self._round is None and self._awaits_list:
+            times.append(self._refreshes.next_ms)
+        elif self._round is None and self._is_reading:
             refresh_ms = now_ms if self.leaders.refresh_wanted else self._refresh_due_ms()
             times.append(max(refresh_ms, self._refreshes.next_ms))
             if self._starting():
@@ -477,17 +491,26 @@ class ConsumerMachine:
     def _is_reading(self) -> bool:
         return bool(self.partitions or self.topics)
 
+    @property
+    def _awaits_list(self) -> bool:
+        """Whether it is not known yet which topics were there when the pattern came. With auto.offset.reset=latest no
+        place in a partition is looked up before: a topic that comes later begins elsewhere.
+        """
+        return self.pattern not in ("", self._listed_for) and self._reset is Start.LATEST
+
     def _refresh_due_ms(self) -> float:
         """When metadata is too old. It is too old sooner while a leader does not answer its fetch in time."""
         stalled_ms = max(self.leaders.due_ms, self._refreshed_ms) + STALLED_MS
         return min(stalled_ms, self._refreshed_ms + self._config.metadata_max_age_ms)
 
     def _begin_round(self, now_ms: float) -> None:
-        if self._round is not None or not self._is_reading:
+        if self._round is not None or not (self._is_reading or self._awaits_list):
             return
         if now_ms > self._refresh_due_ms():
             self.leaders.refresh_wanted = True
-        if self.leaders.refresh_wanted and now_ms >= self._refreshes.next_ms:
+        if self._awaits_list:
+            self._round = ListTopics() if now_ms >= self._refreshes.next_ms else None
+        elif self.leaders.refresh_wanted and now_ms >= self._refreshes.next_ms:
             self.leaders.refresh_wanted = False
             offsets_topic = {CONSUMER_OFFSETS_TOPIC} if self._config.group_id else set()
             self._round = RefreshMetadata(frozenset(self._topic_names() | offsets_topic))
@@ -497,7 +520,7 @@ class ConsumerMachine:
             self.leaders.effects.append(self._round)
 
     def _starting(self) -> list[PartitionPosition]:
-        """Partitions that still need their first position."""
+        """Partitions that still need their first position. One that is not there has no end, and may come later."""
         return [
             position
             for position in self.partitions.values()
@@ -506,6 +529,7 @@ class ConsumerMachine:
             and position.error is None
             and position.tp.topic not in self.checks.errors
             and position.tp not in self.checks.beyond_since_ms
+            and (position.start is not Start.LATEST or self._is_shown(position.tp))
         ]
 
     def _next_lookup(self) -> FetchCommitted | LookUpOffsets | None:
@@ -521,7 +545,7 @@ class ConsumerMachine:
 
     def round_failed(self, error: SparkBrokerError, now_ms: float) -> None:
         """No broker answered the round's request, or one answered with this error."""
-        is_refresh = isinstance(self._round, RefreshMetadata)
+        is_refresh = isinstance(self._round, RefreshMetadata | ListTopics)
         tries = self._refreshes if is_refresh else self._lookups
         tries.ended(now_ms, recovered=False)
         self._round = None
@@ -530,11 +554,20 @@ class ConsumerMachine:
         if not error.retriable and (not self.view.brokers or (is_refresh and not nobody_there)):
             self._unreachable = error
 
+    def topics_listed(self, topics: Mapping[str, TopicView], now_ms: float) -> None:
+        """Which topics there are: one that is not among them comes later than the pattern."""
+        if self._awaits_list:
+            self._first_list = {name: (topic.topic_id, len(topic.partitions)) for name, topic in topics.items()}
+            self._listed_for = self.pattern
+        self._refreshes.ended(now_ms, recovered=True)
+        self._round = None
+
     def metadata_came(self, view: ClusterView, now_ms: float) -> None:
         """New metadata: topics were created or deleted or got partitions, or leaders moved."""
         self.leaders.view = view
         self._refreshed_ms = now_ms
         self._unreachable = None
+        self._note_absent()
         for name in sorted(self.topics if self.group is None else ()):
             self._assign_all(name, view.topic(name))
         self._note_topics(view)
@@ -551,8 +584,21 @@ class ConsumerMachine:
         self._note_topics(view)
         self.leaders.learned(view)
 
+    def _note_absent(self) -> None:
+        """Note what a broker was asked about and does not have: when that comes, it begins at its first record."""
+        asked = self._round.topics if isinstance(self._round, RefreshMetadata) else frozenset()
+        for name in self.topics & asked:
+            if self.view.topic(name) is None:
+                self._first_known.setdefault(name, ABSENT)
+        for position in self.partitions.values():
+            if not position.topic_id and position.tp.topic in asked and not self._is_shown(position.tp):
+                position.came_later()
+
+    def _is_shown(self, tp: TopicPartition) -> bool:
+        return self.view.partition(tp.topic, tp.partition) is not None
+
     def _note_topics(self, view: ClusterView) -> None:
-        for name in self._topic_names() if self.is_member else ():
+        for name in self.topics if self.is_member else ():
             if (topic := view.topic(name)) is not None:
                 self._first_known.setdefault(name, (topic.topic_id, len(topic.partitions)))
 
@@ -560,11 +606,13 @@ class ConsumerMachine:
         return {tp.topic for tp in self.partitions} | self.topics
 
     def _assign_all(self, name: str, topic: TopicView | None) -> None:
-        """Assign every partition of a subscribed topic. One that was added later is read from its first record."""
+        """Assign every partition of a subscribed topic. One that was added later is read from its first record, and so
+        is a topic that was created later.
+        """
         if topic is None:
             return
-        grown = any(tp.topic == name for tp in self.partitions)
-        reset = Start.EARLIEST if grown and self._reset is Start.LATEST else self._reset
+        came_later = name in self._first_known or any(tp.topic == name for tp in self.partitions)
+        reset = Start.EARLIEST if came_later and self._reset is Start.LATEST else self._reset
         sought = self._sought.pop(name, None)
         start = sought or (Start.COMMITTED if self._config.group_id else reset)
         for number in range(len(topic.partitions)):
@@ -596,8 +644,8 @@ class ConsumerMachine:
                 self._begin_at(position, offset, chosen=True)
                 self._commits.known[position.tp] = offset
             else:
-                if position.reset is Start.LATEST and self._came_later(position):
-                    position.reset = Start.EARLIEST
+                if self._came_later(position):
+                    position.came_later()
                 position.start = position.reset
                 position.check_start()
         self.leaders.refresh_wanted = True
@@ -605,8 +653,13 @@ class ConsumerMachine:
         self._round = None
 
     def _came_later(self, position: PartitionPosition) -> bool:
-        """Whether the partition was added, or its topic created again, since this member subscribed to the topic."""
-        known = self._first_known.get(position.tp.topic)
+        """Whether the partition was added, or its topic created or created again, since this member subscribed to the
+        topic by its name or by a pattern.
+        """
+        name = position.tp.topic
+        known = self._first_known.get(name)
+        if known is None and self._first_list is not None and name not in self.topics:
+            known = self._first_list.get(name, ABSENT)
         if known is None or not self.is_member:
             return False
         topic_id, partitions = known

@@ -21,6 +21,7 @@ from spark_broker.client.consumer_effects import (
     FetchCommitted,
     FollowLeader,
     LeaveLeader,
+    ListTopics,
     LookUpOffsets,
     ReadHistory,
     RefreshMetadata,
@@ -234,6 +235,11 @@ class ConsumerThreads:
         """One request and its retries. Raises what it ends with."""
         machine = self.machine
         match effect:
+            case ListTopics():
+                there = self._metadata.every_topic(Deadline.after_ms(self._config.request_timeout_ms))
+                with self.lock:
+                    machine.topics_listed(there.topics, self.now_ms())
+                    self.advance()
             case RefreshMetadata(topics):
                 self._metadata.use(topics)
                 view = self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))

@@ -78,17 +78,27 @@ class CoordinatorClient:
         self._key = key
         metadata.use([topic])
 
-    def ask(self, request: CallRequest, answer: type[A], deadline: Deadline, *, patient: bool = True) -> A:
+    def ask(
+        self,
+        request: CallRequest,
+        answer: type[A],
+        deadline: Deadline,
+        *,
+        patient: bool = True,
+        trying: Callable[[], None] = lambda: None,
+    ) -> A:
         """The coordinator's answer. Raises its typed error, or the last retriable one at the deadline.
 
         Not `patient`: the request may be sent twice without harm. So a frozen coordinator is not waited for until
-        request.timeout.ms. The request is sent again, to the broker that is the coordinator then.
+        request.timeout.ms. The request is sent again, to the broker that is the coordinator then. `trying` is called
+        before each attempt: what a second one is answered says nothing of the first.
         """
         attempt = 0
 
         def once() -> CallResponse:
             nonlocal attempt
             attempt += 1
+            trying()
             limit = deadline if patient else Deadline.after_ms(PATIENCE_MS << min(attempt - 1, 16))
             return self._ask_leader(request, limit.or_sooner(deadline), deadline)
 
@@ -140,7 +150,10 @@ class CoordinatorClient:
         return self._metadata.call(address_of(broker), addressed(request, state), limit)
 
     def _found_topic(self, deadline: Deadline) -> TopicView:
-        topic = self._metadata.view.topic(self._topic) or self._metadata.refresh(deadline).topic(self._topic)
+        topic = self._metadata.view.topic(self._topic)
+        if topic is None:
+            self._metadata.use([self._topic])
+            topic = self._metadata.refresh(deadline).topic(self._topic)
         if topic is None:
             self._metadata.call_any(_ENSURE[self._topic], deadline)
             topic = self._metadata.refresh(deadline).topic(self._topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from spark_broker.client import given
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of
@@ -100,9 +101,10 @@ class GroupAdmin(ABC):
 
     def alter_group_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
         """Set committed offsets of a group that has no members. All are checked before one is set. A group that is not
-        there begins with them.
+        there begins with them. More than 10,000 are set one part after the other.
 
-        Raises NonEmptyGroupError while the group has members, OffsetOutOfRangeError for an offset before the first
+        Raises NonEmptyGroupError while the group has members (it says whether something may have been set before one
+        came), OffsetOutOfRangeError for an offset before the first
         record or beyond the end, UnknownTopicOrPartitionError.
         """
         deadline, name, wanted = self._deadline(), _group_id(group_id), given.offsets(offsets)
@@ -360,7 +362,9 @@ def _check_there(metadata: ClusterMetadata, partitions: Iterable[TopicPartition]
 def _alter(
     metadata: ClusterMetadata, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
 ) -> None:
-    """The coordinator takes a commit of nobody only while the group has no members: there is no moment in between."""
+    """The coordinator takes a commit of nobody only while the group has no members, and decides that for each request.
+    A consumer may join between two of them, or after one that was stored and whose answer was lost.
+    """
     if not offsets:
         return
     _check_there(metadata, offsets, deadline)
@@ -369,11 +373,20 @@ def _alter(
         _group_offset(metadata.view, tp, None, listed[tp], None).check(wanted.offset)
     topic_ids = {tp: listed[tp].topic_id for tp in offsets}
     items = list(offsets.items())
+    tries: list[int] = []
     try:
         for first in range(0, len(items), PARTITIONS_AT_ONCE):
             some = dict(items[first : first + PARTITIONS_AT_ONCE])
-            GroupOffsets(metadata, group_id).commit(some, deadline, topic_ids)
+            trying = partial(tries.append, first)
+            GroupOffsets(metadata, group_id).commit(some, deadline, topic_ids, trying=trying)
     except UnknownMemberIdError:
+        if len(tries) > 1:
+            raise NonEmptyGroupError(
+                f"the group {group_id!r} has members by now, and only they commit; some of the offsets may have been "
+                "set before",
+                hint="Stop the group's consumers, see with `spark-broker groups describe` where the group is, and set "
+                "the offsets again.",
+            ) from None
         raise NonEmptyGroupError(
             f"the group {group_id!r} has members, and only they commit; nothing was changed",
             hint="Stop the group's consumers first (`spark-broker groups describe` shows them), or wait until their "

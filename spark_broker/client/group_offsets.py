@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
@@ -49,8 +49,11 @@ class GroupOffsets:
         deadline: Deadline,
         topic_ids: Mapping[TopicPartition, str] = NO_IDS,
         member: GroupMetadata = NOBODY,
+        *,
+        trying: Callable[[], None] = lambda: None,
     ) -> None:
         """Store the offsets. `topic_ids`: of the topics that were read, where they are known. `member`: who has read.
+        `trying` is called before each attempt.
 
         Raises typed errors; after RequestTimedOutError they may be stored or not. Raises InconsistentTopicIdError or
         UnknownTopicOrPartitionError for a topic that was deleted, StaleMemberEpochError for a partition that is not the
@@ -66,7 +69,7 @@ class GroupOffsets:
             committer=self._committer,
             sequence=next(self._sequence),
         )
-        self._coordinator.ask(request, EmptyResponse, deadline)
+        self._coordinator.ask(request, EmptyResponse, deadline, trying=trying)
 
     def heartbeat(self, request: ConsumerGroupHeartbeatRequest, deadline: Deadline) -> ConsumerGroupHeartbeatResponse:
         """One attempt. Raises the typed error of the coordinator, or why there is no answer."""

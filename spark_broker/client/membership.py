@@ -2,7 +2,7 @@
 
     phase       what happens                                        next
     ----------------------------------------------------------------------------
-    OUT         subscribe                                           IN
+    OUT         subscribe: also after a fatal error                 IN
     IN          an answer: another assignment                       IN
     IN          the group has removed it, or may have               LOST, or IN where it had nothing
     IN          leave                                               LEAVING
@@ -129,11 +129,18 @@ class Membership:
     # What the caller does.
 
     def subscribe(self, topics: Iterable[str], pattern: str, now_ms: float) -> None:
-        """Read these topics, or those that match, from now on."""
+        """Read these topics, or those that match, from now on. One who is out begins anew, whatever kept it out."""
         self._about = msgspec.structs.replace(self._about, topics=sorted(set(topics)), pattern=pattern)
         self._say_all()
         if self.phase is MemberPhase.OUT:
+            # A member that is in, and raises why it is fenced, would hold partitions that nobody reads.
+            self.forget_failure()
             self._join(now_ms)
+
+    def forget_failure(self) -> None:
+        """Why the group has refused it does not concern a caller any more who has left, or joins anew."""
+        if self.phase in (MemberPhase.OUT, MemberPhase.LEAVING):
+            self.failure, self.is_fatal = None, False
 
     def polling(self, now_ms: float) -> None:
         """The caller waits for records: what it got before it has done with. `polled` ends that.

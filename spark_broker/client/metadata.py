@@ -51,6 +51,9 @@ BOOTSTRAP_GRACE_MS = 3000
 TOPICS_AT_ONCE = 10_000
 """So many topics fit into one request."""
 
+IDLE_S = 300.0
+"""How long after its last use the name of a topic that does not exist is asked for (Kafka: metadata.max.idle.ms)."""
+
 _UNANSWERED = (NetworkError, RequestTimedOutError)
 
 _FAILS_ALL = (BootstrapUnreachableError, InconsistentClusterIdError, ClosedError)
@@ -107,7 +110,7 @@ class ClusterMetadata:
         self._landed = Condition(self._lock)
         self._view = ClusterView()
         self._lagging = False  # the last answer was older than the view
-        self._topics: set[str] = set()
+        self._topics: dict[str, float] = {}  # that are in use, and when they were used last
         self._flight: _Flight | None = None
         self._last_refresh_s = float("-inf")
         self._suspects: dict[Address, float] = {}
@@ -143,14 +146,14 @@ class ClusterMetadata:
         return self._max_age_ms / 1000 - self.age_s
 
     def use(self, topics: Iterable[str]) -> None:
-        """Also refresh these topics from now on.
+        """Also refresh these topics from now on. Who waits for one that does not exist says so each time.
 
         Raises InvalidTopicError for a name that no topic can have: no broker takes a request with it.
         """
         self._origin.check()
         names = [given.topic_name(topic) for topic in topics]
         with self._lock:
-            self._topics.update(names)
+            self._topics.update(dict.fromkeys(names, time.monotonic()))
 
     def refresh(self, deadline: Deadline) -> ClusterView:
         """Ask a broker about the topics in use. Threads that ask meanwhile for no other topics wait for the same answer
@@ -190,21 +193,36 @@ class ClusterMetadata:
         for first in range(0, len(topics) or 1, TOPICS_AT_ONCE):
             self.fetch(topics[first : first + TOPICS_AT_ONCE], deadline)
         self._last_refresh_s = time.monotonic()
+        self._forget_absent()
         flight.answered = True
+
+    def _forget_absent(self) -> None:
+        """Forget names that no topic has any more, and that nobody has used for long. Otherwise a client that lives
+        beside topics that come and go would ask for more names each time.
+        """
+        with self._lock:
+            if not self._lagging:
+                used_since_s = time.monotonic() - IDLE_S
+                there = self._view.topics
+                self._topics = {name: s for name, s in self._topics.items() if name in there or s >= used_since_s}
 
     def fetch(self, topics: list[str] | None, deadline: Deadline) -> ClusterView:
         """What a broker says now about these topics (None: all), and nothing else. The cache takes it, too.
 
         If the broker lags behind the cache, this is what the cache has.
         """
-        answer = self.call_any(MetadataRequest(topics), deadline)
-        if not isinstance(answer, MetadataResponse):
-            raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
+        answer = _metadata_of(self.call_any(MetadataRequest(topics), deadline))
         with self._lock:
             self._check_cluster(answer)
             lagging = self._lagging = self._view.is_newer_than(answer)
             view = self._view = merge(self._view, answer, topics)
         return view.only(topics) if lagging else merge(ClusterView(), answer, topics)
+
+    def every_topic(self, deadline: Deadline) -> ClusterView:
+        """What a broker says now about all topics. The cache does not take it: nobody refreshes topics that are not in
+        use, and what it had of them would be out of date.
+        """
+        return merge(ClusterView(), _metadata_of(self.call_any(MetadataRequest(None), deadline)), None)
 
     def as_recorded(self, topic: TopicView, deadline: Deadline) -> TopicView:
         """`recorded`; the topic as it is, if it does not exist any more."""
@@ -215,15 +233,23 @@ class ClusterMetadata:
 
         Raises the last retriable error at the deadline.
         """
-        answer = call_with_retries(
-            lambda: self.call_any(MetadataRequest([name], certain=True), deadline),
-            deadline=deadline,
-            backoff=self.backoff,
-            closing=self.closing,
-        )
-        if not isinstance(answer, MetadataResponse):
-            raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
-        return merge(ClusterView(), answer, [name]).topic(name)
+        return self.all_recorded([name], deadline).get(name)
+
+    def all_recorded(self, names: Iterable[str], deadline: Deadline) -> dict[str, TopicView]:
+        """`recorded` of many topics: those that exist."""
+        found: dict[str, TopicView] = {}
+        asked = list(names)
+        for first in range(0, len(asked), TOPICS_AT_ONCE):
+            some = asked[first : first + TOPICS_AT_ONCE]
+            request = MetadataRequest(some, certain=True)
+            answer = call_with_retries(
+                lambda request=request: self.call_any(request, deadline),  # type: ignore[misc]
+                deadline=deadline,
+                backoff=self.backoff,
+                closing=self.closing,
+            )
+            found.update(merge(ClusterView(), _metadata_of(answer), some).topics)
+        return found
 
     def topic(self, name: str, deadline: Deadline, *, partition: int = 0) -> TopicView:
         """The topic, with at least this partition, from the cache or a broker. A broker may not know it yet, so it is
@@ -235,10 +261,10 @@ class ClusterMetadata:
         view = self._view.topic(name)
         if view is not None and partition < len(view.partitions) and not self.stale:
             return view
-        self.use([name])
         grace, rounds = TopicGrace(), Rounds(deadline, self.backoff, self.closing)
         failure: SparkBrokerError | None = None
         while True:
+            self.use([name])
             try:
                 view = self.refresh(deadline).topic(name)
             except RequestTimedOutError as error:
@@ -375,6 +401,12 @@ class ClusterMetadata:
         self._rng.shuffle(live)
         self._rng.shuffle(fallback)
         return self.suspects_last([*live, *fallback])
+
+
+def _metadata_of(answer: Message) -> MetadataResponse:
+    if not isinstance(answer, MetadataResponse):
+        raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
+    return answer
 
 
 def _unknown(name: str, view: TopicView | None, *, lagging: bool) -> SparkBrokerError:

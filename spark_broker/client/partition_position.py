@@ -159,6 +159,15 @@ class PartitionPosition:
         self.start = start
         self.position = self.fetch_offset = -1
 
+    def came_later(self) -> None:
+        """The partition was added since the consumer wanted to read it. With auto.offset.reset=latest it begins at its
+        first record: the end would pass what was appended before the consumer noticed it. A caller's seek stays.
+        """
+        if self.reset is Start.LATEST:
+            self.reset = Start.EARLIEST
+        if self.start is Start.LATEST and not self.chosen:
+            self.start = Start.EARLIEST
+
     def check_start(self) -> None:
         """Without a committed offset and without a reset policy, a caller has to seek."""
         if self.start is Start.NONE and self.error is None:

@@ -9,6 +9,7 @@ from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import LogEnds
+from spark_broker.controller.named_topic import named_partition
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.unclean import elect_uncleanly
@@ -16,7 +17,6 @@ from spark_broker.errors import (
     ElectionNotNeededError,
     PreferredLeaderNotAvailableError,
     SparkBrokerError,
-    UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.messages import ElectionResult, ElectLeadersRequest, ElectLeadersResponse
 
@@ -29,7 +29,7 @@ def elect_leaders(
     """Every partition is judged by itself; one that stays as it is has the reason in its result.
 
     Where none is named, all are judged, and those that need no election are left out. Raises
-    UnknownTopicOrPartitionError.
+    UnknownTopicOrPartitionError and InconsistentTopicIdError.
     """
     records: list[MetadataRecord] = []
     results: list[ElectionResult] = []
@@ -55,10 +55,7 @@ def _asked(image: MetadataImage, request: ElectLeadersRequest) -> Iterable[Parti
         return image.partitions()
     named: list[Partition] = []
     for name, number in dict.fromkeys(request.partitions):
-        topic = image.topic(name)
-        state = None if topic is None else image.partition(topic.topic_id, number)
-        if topic is None or state is None:
-            raise UnknownTopicOrPartitionError(f"{name}-{number}")
+        topic, state = named_partition(image, name, number, request.topic_ids.get(name, ""))
         named.append((topic, number, state))
     return named
 

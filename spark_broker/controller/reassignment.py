@@ -9,21 +9,19 @@ from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.election import Election, elect
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState, changed_partition
+from spark_broker.controller.named_topic import named_partition
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
 from spark_broker.controller.topic_config import min_insync_replicas
-from spark_broker.errors import InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
+from spark_broker.errors import InvalidReplicaAssignmentError
 from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import EmptyResponse, ReassignPartitionRequest
 
 
 def reassign(image: MetadataImage, request: ReassignPartitionRequest, disks: Disks = ALL_WELL) -> Decision:
     """Start to move a partition to these replicas (preferred leader first). Raises UnknownTopicOrPartitionError,
-    InvalidReplicaAssignmentError."""
-    topic = image.topic(request.topic)
-    state = None if topic is None else image.partition(topic.topic_id, request.partition)
-    if topic is None or state is None:
-        raise UnknownTopicOrPartitionError(f"{request.topic}-{request.partition}")
+    InconsistentTopicIdError, InvalidReplicaAssignmentError."""
+    topic, state = named_partition(image, request.topic, request.partition, request.topic_id)
     check_assignment(image, request.replicas)
     return Decision(tuple(move(image, topic, request.partition, state, request.replicas, disks)), EmptyResponse())
 

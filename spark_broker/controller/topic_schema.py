@@ -9,13 +9,13 @@ import pyarrow as pa
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, TopicState
 from spark_broker.controller.lineage import SCHEMA_IDS_SPARED
+from spark_broker.controller.named_topic import named_topic
 from spark_broker.controller.records import SchemaRecord
 from spark_broker.controller.unclean import awaits_comparison
 from spark_broker.errors import (
     InvalidSchemaError,
     InvalidTopicError,
     LeaderNotAvailableError,
-    UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.messages import AlterTopicSchemaRequest, EmptyResponse, TopicSchema
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, MAX_SCHEMA_BYTES, schema_from_bytes, schema_to_bytes
@@ -51,12 +51,11 @@ def check_size(image: MetadataImage, schema: bytes) -> None:
 def alter_topic_schema(image: MetadataImage, request: AlterTopicSchemaRequest) -> Decision:
     """Add columns, or widen types. A schema that changes nothing is not recorded.
 
-    Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics), InvalidSchemaError and
-    LeaderNotAvailableError (older metadata was accepted, and brokers may still tell of newer schemas).
+    Raises UnknownTopicOrPartitionError, InconsistentTopicIdError, InvalidTopicError (internal topics),
+    InvalidSchemaError and LeaderNotAvailableError (older metadata was accepted, and brokers may still tell of newer
+    schemas).
     """
-    topic = image.topic(request.name)
-    if topic is None:
-        raise UnknownTopicOrPartitionError(f"topic {request.name!r}")
+    topic = named_topic(image, request.name, request.topic_id)
     if topic.internal:
         raise InvalidTopicError(f"{topic.name} is an internal topic: its schema stays")
     _check_compared(topic)

@@ -11,6 +11,7 @@ from spark_broker.controller import lineage
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
+from spark_broker.controller.named_topic import named_topic
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.placement import loads_of, place
 from spark_broker.controller.reassignment import check_assignment
@@ -251,7 +252,7 @@ def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:
     InvalidTopicError."""
     if request.topic_id in image.tombstones:
         return Decision((), EmptyResponse())
-    topic = _existing(image, request.name)
+    topic = named_topic(image, request.name, "")
     if request.topic_id not in ("", topic.topic_id):
         raise UnknownTopicOrPartitionError(f"topic {topic.name!r} is not the one with id {request.topic_id}")
     if topic.internal:
@@ -262,9 +263,9 @@ def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:
 def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, disks: Disks = ALL_WELL) -> Decision:
     """Grow a topic to `total` partitions, with the replication factor of its first partition.
 
-    Raises UnknownTopicOrPartitionError, InvalidTopicError, InvalidPartitionsError, InvalidReplicationFactorError or
-    StorageFullError."""
-    topic = _existing(image, request.name)
+    Raises UnknownTopicOrPartitionError, InconsistentTopicIdError, InvalidTopicError, InvalidPartitionsError,
+    InvalidReplicationFactorError or StorageFullError."""
+    topic = named_topic(image, request.name, request.topic_id)
     if topic.internal:
         raise InvalidTopicError(f"the internal topic {topic.name} cannot grow: keys would change their partition")
     have = len(topic.partitions)
@@ -277,8 +278,8 @@ def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, di
 
 
 def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, settings: ClusterSettings) -> Decision:
-    """Set or reset settings. Raises UnknownTopicOrPartitionError, InvalidConfigError."""
-    topic = _existing(image, request.name)
+    """Set or reset settings. Raises UnknownTopicOrPartitionError, InconsistentTopicIdError, InvalidConfigError."""
+    topic = named_topic(image, request.name, request.topic_id)
     config = altered_config(defaults_of(settings, topic.name, internal=topic.internal), topic.config, request.values)
     if topic.internal:
         _check_internal(topic.name, config)
@@ -319,10 +320,3 @@ def _eligible_anew(topic: TopicState) -> list[MetadataRecord]:
     """Under a lower min.insync.replicas the high watermark advances with fewer replicas, so ELRs may become empty."""
     changes = (change(topic, number, state) for number, state in enumerate(topic.partitions))
     return [record for record in changes if record is not None]
-
-
-def _existing(image: MetadataImage, name: str) -> TopicState:
-    topic = image.topic(name)
-    if topic is None:
-        raise UnknownTopicOrPartitionError(f"topic {name}")
-    return topic

@@ -104,6 +104,13 @@ def test_versions_that_do_not_fit_are_wrong(
 
 
 @pytest.mark.usefixtures("jars", "packages")
+def test_a_java_that_prints_bytes_that_are_no_text_is_found(run: Run, java: Path) -> None:
+    """Story: JAVA_TOOL_OPTIONS had a path in another encoding. The command ended with a traceback."""
+    java.write_bytes(java.read_bytes() + b"printf 'Picked up JAVA_TOOL_OPTIONS: -Dname=\\377\\n' >&2\n")
+    assert states(run("doctor", "-o", "json").json) == HEALTHY
+
+
+@pytest.mark.usefixtures("jars", "packages")
 def test_a_java_that_is_not_there_is_missing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     assert states(run("doctor", "-o", "json").json) == {**HEALTHY, "Java": "missing"}

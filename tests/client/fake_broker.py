@@ -23,6 +23,7 @@ from spark_broker.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
     FencedLeaderEpochError,
+    InconsistentTopicIdError,
     InvalidRequestError,
     LeaderNotAvailableError,
     MessageTooLargeError,
@@ -50,6 +51,10 @@ from spark_broker.protocol.messages import (
     ControllerMetadata,
     CreatePartitionsRequest,
     CreateTopicRequest,
+    DeletedRecords,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
     DeleteTopicRequest,
     DescribeLogDirRequest,
     DescribeLogDirResponse,
@@ -504,6 +509,8 @@ class FakeCluster:
                 return InitProducerIdResponse(self._new_producer_id(), 0)
             case ListOffsetsRequest():
                 return ListOffsetsResponse([self._offset_info(broker, spec) for spec in request.partitions])
+            case DeleteRecordsRequest():
+                return DeleteRecordsResponse([self._deleted(broker, spec) for spec in request.partitions])
             case OffsetCommitRequest() | OffsetFetchRequest():
                 return self._group(broker, request)
             case DescribeLogDirRequest():
@@ -516,6 +523,17 @@ class FakeCluster:
                     check_coordinator(leaders, group_partition(coordinated, len(leaders) or 1), broker)
                 answer = self.transactions.answer(request)
                 return self._administer(request) if answer is None else answer
+
+    def _deleted(self, broker: int, spec: DeleteRecordsPartition) -> DeletedRecords:
+        try:
+            _, part = self.led(broker, spec.topic_id, spec.partition, spec.leader_epoch)
+            if spec.offset > part.committed:
+                raise OffsetOutOfRangeError(f"{spec.offset} is not committed")
+        except SparkBrokerError as error:
+            return DeletedRecords(spec.topic_id, spec.partition, error.code, error.message)
+        deleted = part.committed if spec.offset < 0 else spec.offset
+        part.log_start_offset = max(part.log_start_offset, deleted)
+        return DeletedRecords(spec.topic_id, spec.partition, 0, log_start_offset=part.log_start_offset)
 
     def _log_dir(self, broker: int) -> DescribeLogDirResponse:
         replicas = [
@@ -534,14 +552,15 @@ class FakeCluster:
                 self._topic(request.name)
                 del self.topics[request.name]
             case CreatePartitionsRequest():
-                topic = self._topic(request.name)
+                topic = self._topic(request.name, request.topic_id)
                 while len(topic.partitions) < request.total:
                     topic.partitions.append(FakePartition(len(topic.partitions) % len(self.brokers)))
             case AlterTopicConfigRequest():
-                config = {**self._topic(request.name).config, **request.values}
-                self._topic(request.name).config = {name: value for name, value in config.items() if value is not None}
+                topic = self._topic(request.name, request.topic_id)
+                config = {**topic.config, **request.values}
+                topic.config = {name: value for name, value in config.items() if value is not None}
             case AlterTopicSchemaRequest():
-                topic = self._topic(request.name)
+                topic = self._topic(request.name, request.topic_id)
                 schema = evolved(topic.parsed_schemas[-1], schema_from_bytes(request.schema))
                 topic.schemas.append(schema_to_bytes(schema))
             case EnsureOffsetsTopicRequest():
@@ -551,29 +570,30 @@ class FakeCluster:
                 if TRANSACTION_STATE_TOPIC not in self.topics:
                     self.create(TRANSACTION_STATE_TOPIC, 3)
             case ElectLeadersRequest(partitions):
-                return ElectLeadersResponse(
-                    [self._elect(topic, number, request.unclean) for topic, number in partitions or []]
-                )
+                return ElectLeadersResponse([self._elect(name, number, request) for name, number in partitions or []])
             case ReassignPartitionRequest():
+                self._topic(request.topic, request.topic_id)
                 return EmptyResponse()
             case _:
                 raise InvalidRequestError(f"{type(request).__name__} is not a client's call")
         return EmptyResponse()
 
-    def _elect(self, name: str, number: int, unclean: bool) -> ElectionResult:
+    def _elect(self, name: str, number: int, request: ElectLeadersRequest) -> ElectionResult:
         """The next live broker leads a partition without a leader, if an unclean election is asked for."""
-        part = self._topic(name).partitions[number]
+        part = self._topic(name, request.topic_ids.get(name, "")).partitions[number]
         live = [broker.id for broker in self.brokers if broker.id not in self.fenced]
         if part.leader >= 0:
             return ElectionResult(name, number, ElectionNotNeededError.code, f"broker {part.leader} leads")
-        if not unclean or not live:
+        if not request.unclean or not live:
             return ElectionResult(name, number, EligibleLeadersNotAvailableError.code, "nobody is live")
         self.elect(name, number, live[0])
         return ElectionResult(name, number, 0)
 
-    def _topic(self, name: str) -> FakeTopic:
+    def _topic(self, name: str, topic_id: str = "") -> FakeTopic:
         if name not in self.topics:
             raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+        if topic_id not in ("", self.topics[name].topic_id):
+            raise InconsistentTopicIdError(f"topic {name!r} is another one")
         return self.topics[name]
 
     def metadata(self, names: list[str] | None, *, certain: bool = False) -> MetadataResponse:

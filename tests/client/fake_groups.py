@@ -120,6 +120,10 @@ class FakeGroups:
 
     def leave(self, group_id: str, member_id: str) -> None:
         del self._joined[group_id, member_id]
+        self.remove(group_id, member_id)
+
+    def remove(self, group_id: str, member_id: str) -> None:
+        """The group goes on without the member, whoever it is."""
         request = ConsumerGroupHeartbeatRequest(group_id, member_id, -1, 1000)
         self._shard.heartbeat(heartbeat_of(request), self._now())
 

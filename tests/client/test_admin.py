@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from spark_broker.client.metadata import BOOTSTRAP_GRACE_MS
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
+    InconsistentTopicIdError,
     InvalidConfigError,
     InvalidDataError,
     InvalidPartitionsError,
@@ -30,16 +31,20 @@ from spark_broker.errors import (
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
+    AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
     CallRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
+    ElectLeadersRequest,
     EmptyResponse,
     ErrorResponse,
     Message,
     MetadataRequest,
+    ReassignPartitionRequest,
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
-from tests.client.fake_broker import FakeCluster, FakePartition
+from tests.client.fake_broker import FakeCluster, FakePartition, FakeTopic
 from tests.client.proxy import Proxy
 
 
@@ -154,7 +159,7 @@ def test_a_change_is_made_although_the_controller_is_gone_right_after_it(cluster
     cluster.create("t")
 
     def hook(broker: int, request: CallRequest) -> Message | None:
-        if isinstance(request, MetadataRequest) and request.certain:
+        if isinstance(request, MetadataRequest) and request.certain and cluster.topics["t"].config:
             return ErrorResponse(NotControllerError.code, "no controller")
         return None
 
@@ -465,3 +470,55 @@ def test_a_creation_does_not_wait_for_a_topic_that_was_deleted_meanwhile(cluster
         pytest.raises(UnknownTopicOrPartitionError, match="meanwhile"),
     ):
         admin.create_topic(NewTopic("t", 1, 1))
+
+
+WIDER = pa.schema([*DEFAULT_SCHEMA, pa.field("more", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (AlterTopicConfigRequest, lambda admin: admin.alter_topic_config("t", {"retention.ms": 1000})),
+        (AlterTopicSchemaRequest, lambda admin: admin.alter_topic_schema("t", WIDER)),
+        (CreatePartitionsRequest, lambda admin: admin.create_partitions("t", 2)),
+        (ReassignPartitionRequest, lambda admin: admin.reassign_partition(TopicPartition("t", 0), [1])),
+        (ElectLeadersRequest, lambda admin: admin.elect_leaders([TopicPartition("t", 0)], unclean=True)),
+    ],
+    ids=["settings", "schema", "partitions", "replicas", "leader"],
+)
+def test_a_change_that_is_tried_again_does_nothing_to_the_next_topic_of_the_name(
+    cluster: FakeCluster, admin: Admin, kind: type[CallRequest], change: Callable[[Admin], object]
+) -> None:
+    """Story: the controller moved, and the nightly reload came between two tries. The new topic got retention.ms=1000,
+    and its records went.
+    """
+    cluster.create("t")
+
+    def replaced(broker: int, request: CallRequest) -> None:
+        if isinstance(request, kind) and not again:
+            del cluster.topics["t"]
+            again.append(cluster.create("t"))
+            cluster.elect("t", 0, -1)
+            raise NotControllerError("it has moved")
+
+    again: list[FakeTopic] = []
+    cluster.call_hook = replaced
+    with pytest.raises(InconsistentTopicIdError):
+        change(admin)
+    (topic,) = again
+    assert (topic.config, len(topic.schemas), len(topic.partitions), topic.partitions[0].leader) == ({}, 1, 1, -1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda admin: admin.alter_topic_config("t", {"retention.ms": 1000}),
+        lambda admin: admin.alter_topic_schema("t", WIDER),
+        lambda admin: admin.create_partitions("t", 2),
+        lambda admin: admin.reassign_partition(TopicPartition("t", 0), [1]),
+        lambda admin: admin.elect_leaders([TopicPartition("t", 0)]),
+    ],
+)
+def test_a_change_of_a_topic_that_is_not_there_is_refused(admin: Admin, change: Callable[[Admin], object]) -> None:
+    with pytest.raises(UnknownTopicOrPartitionError):
+        change(admin)

@@ -19,6 +19,7 @@ from spark_broker.errors import (
     GroupSubscribedToTopicError,
     InvalidDataError,
     InvalidGroupIdError,
+    NetworkError,
     NonEmptyGroupError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
@@ -296,6 +297,38 @@ def test_offsets_of_a_group_with_members_are_theirs_to_set(topics: FakeCluster, 
         admin.alter_group_offsets("g", {T0: 3})
     topics.groups.leave("g", "m")
     admin.alter_group_offsets("g", {T0: 3})
+    assert topics.committed["g", "t", 0].offset == 3
+
+
+def test_a_member_that_joins_between_two_parts_does_not_hide_what_was_set(
+    topics: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the error said that nothing was changed, and the group read on from where it had been moved to."""
+    monkeypatch.setattr(group_admin, "PARTITIONS_AT_ONCE", 1)
+
+    def joins(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, OffsetCommitRequest) and topics.commits:
+            topics.groups.join("g", "m", ABOUT)
+        return None
+
+    topics.call_hook = joins
+    with pytest.raises(NonEmptyGroupError, match="may have been set before"):
+        admin.alter_group_offsets("g", {T0: 3, T1: 0})
+    assert list(topics.committed) == [("g", "t", 0)]
+
+
+def test_a_lost_answer_is_no_sign_that_nothing_was_set(topics: FakeCluster, admin: Admin) -> None:
+    def lost(broker: int, request: CallRequest) -> Message | None:
+        if not isinstance(request, OffsetCommitRequest) or topics.commits:
+            return None
+        with topics.changed:
+            topics._answer(broker, request)
+        topics.groups.join("g", "m", ABOUT)
+        raise NetworkError("the answer was lost")
+
+    topics.call_hook = lost
+    with pytest.raises(NonEmptyGroupError, match="may have been set before"):
+        admin.alter_group_offsets("g", {T0: 3})
     assert topics.committed["g", "t", 0].offset == 3
 
 

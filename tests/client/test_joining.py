@@ -11,7 +11,12 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Consumer, TopicPartition
-from spark_broker.errors import GroupMaxSizeReachedError, RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import (
+    FencedInstanceIdError,
+    GroupMaxSizeReachedError,
+    RequestTimedOutError,
+    SparkBrokerError,
+)
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import CallRequest, ConsumerGroupHeartbeatRequest, Message, MetadataRequest
 from tests.client.fake_broker import FakeCluster, FakePartition
@@ -128,3 +133,49 @@ def test_a_new_partition_that_the_metadata_lacks_is_read_once_the_metadata_has_i
         assert consumer.poll(0.3) == [], "it waits for metadata"
         lags.clear()
         wait_until(lambda: any(batch.partition == 1 for batch in consumer.poll(0.1)), "its record")
+
+
+def resubscribed(consumer: Consumer) -> None:
+    consumer.unsubscribe()
+    consumer.subscribe(["t"])
+
+
+def assigned(consumer: Consumer) -> None:
+    consumer.unsubscribe()
+    consumer.assign([T0])
+
+
+@pytest.mark.parametrize("again", [resubscribed, assigned, lambda consumer: consumer.subscribe(["t"])])
+def test_a_consumer_that_was_fenced_and_begins_again_reads_on(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil, again: Callable[[Consumer], None]
+) -> None:
+    """Story: it was a member again, and held partitions. Each poll raised the old error, and nobody read them."""
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    fenced = wire.error_response(FencedInstanceIdError("another process has it"))
+
+    def taken_over(broker: int, request: CallRequest) -> Message | None:
+        if not isinstance(request, ConsumerGroupHeartbeatRequest) or request.member_epoch <= 0:
+            return None
+        with cluster.changed:
+            cluster.groups.remove("g", request.member_id)
+        return fenced
+
+    static = {"group.instance.id": "i", "session.timeout.ms": 2000}
+    with Consumer(cluster.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest", config=static) as consumer:
+        wait_until(lambda: consumer.poll(0.1), "the assignment")
+        cluster.call_hook = taken_over
+
+        def is_fenced() -> bool:
+            try:
+                consumer.poll(0.1)
+            except FencedInstanceIdError:
+                return True
+            return False
+
+        wait_until(is_fenced, "the error")
+        assert is_fenced(), "each poll raises it"
+        cluster.call_hook = lambda broker, request: None
+        again(consumer)
+        cluster.store("t", 0, values("b"))
+        wait_until(lambda: consumer.poll(0.1), "the record that came then")

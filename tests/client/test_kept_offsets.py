@@ -15,7 +15,7 @@ from spark_broker.protocol.messages import (
     Message,
     OffsetCommitRequest,
 )
-from tests.client.fake_broker import FakeCluster
+from tests.client.fake_broker import FakeCluster, FakePartition
 from tests.client.test_consumer import T0, T1, Values, poll_rows, values_of
 from tests.support.waiting import eventually
 
@@ -192,3 +192,54 @@ def test_a_topic_that_is_created_again_is_read_from_its_beginning(cluster: FakeC
             return bool(found)
 
         eventually(reads, 30, "the new topic's record")
+
+
+OTHER = TopicPartition("other", 0)
+LATE = TopicPartition("late", 0)
+
+
+@pytest.mark.parametrize(
+    ("begin", "group"),
+    [
+        (lambda consumer: consumer.subscribe(["late", "other"]), "g"),
+        (lambda consumer: consumer.subscribe(pattern="late|other"), "g"),
+        (lambda consumer: consumer.subscribe(["late", "other"]), ""),
+        (lambda consumer: consumer.assign([LATE, OTHER]), "g"),
+        (lambda consumer: consumer.assign([LATE, OTHER]), ""),
+    ],
+    ids=["names", "pattern", "names without a group", "assigned for a group", "assigned"],
+)
+def test_a_topic_that_is_created_later_is_read_from_its_first_record(
+    cluster: FakeCluster, values: Values, begin: Callable[[Consumer], None], group: str
+) -> None:
+    """Story: it began at the end that it had when the consumer noticed it, and what had come before was passed."""
+    cluster.create("other")
+    with Consumer(cluster.bootstrap, group_id=group) as consumer:
+        begin(consumer)
+        assert consumer.position(OTHER) == 0, "metadata has come"
+        cluster.create("late")
+        cluster.store("late", 0, values("a", "b"))
+        assert values_of(poll_rows(consumer, 2)) == ["a", "b"]
+
+
+def test_a_partition_that_is_assigned_before_it_is_there_is_read_from_its_first_record(
+    cluster: FakeCluster, values: Values
+) -> None:
+    cluster.create("t")
+    with Consumer(cluster.bootstrap) as consumer:
+        consumer.assign([T0, T1])
+        assert consumer.position(T0) == 0, "metadata has come"
+        cluster.topics["t"].partitions.append(FakePartition(1))
+        cluster.store("t", 1, values("a"))
+        assert values_of(poll_rows(consumer, 1), partition=1) == ["a"]
+
+
+def test_a_seek_to_the_end_counts_for_a_topic_that_is_created_later(cluster: FakeCluster, values: Values) -> None:
+    cluster.create("other")
+    with Consumer(cluster.bootstrap) as consumer:
+        consumer.assign([LATE, OTHER])
+        consumer.seek_to_end(LATE)
+        assert consumer.position(OTHER) == 0, "metadata has come"
+        cluster.create("late")
+        cluster.store("late", 0, values("a", "b"))
+        assert consumer.position(LATE) == 2

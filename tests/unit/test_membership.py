@@ -314,6 +314,33 @@ def test_an_instance_id_that_another_has_taken_ends_the_membership() -> None:
     assert rig.silent()
 
 
+def test_a_fenced_member_that_subscribes_again_begins_anew() -> None:
+    """Story: it joined, and was given partitions. Its caller got the old error from each poll, and nobody read them."""
+    rig = Rig("i")
+    rig.reading(0)
+    rig.later(100)
+    rig.fail(rig.sent(), FencedInstanceIdError("taken"))
+    rig.member.told(rig.now_ms)
+    rig.member.subscribe(["t"], "", rig.now_ms)
+    assert (rig.member.phase, rig.member.failure, rig.member.is_fatal) == (MemberPhase.IN, None, False)
+    rig.reading(0)
+    rig.later(100)
+    rig.fail(rig.sent(), UnknownMemberIdError("gone"))
+    rig.member.told(rig.now_ms)
+    assert rig.member.phase is MemberPhase.IN, "what it loses now is no fatal error"
+
+
+def test_a_subscription_before_the_caller_knows_that_it_is_fenced_hides_nothing() -> None:
+    rig = Rig("i")
+    rig.reading(0)
+    rig.later(100)
+    rig.fail(rig.sent(), FencedInstanceIdError("taken"))
+    rig.member.subscribe(["t"], "", rig.now_ms)
+    rig.member.told(rig.now_ms)
+    assert (rig.member.phase, rig.member.is_fatal) == (MemberPhase.OUT, True)
+    assert isinstance(rig.member.failure, FencedInstanceIdError)
+
+
 def test_a_refusal_that_will_not_pass_is_told_and_tried_again(rig: Rig) -> None:
     refusal = GroupMaxSizeReachedError("full")
     rig.fail(rig.sent(), refusal)

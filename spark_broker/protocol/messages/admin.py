@@ -1,4 +1,8 @@
-"""Administration: any broker passes these on to the controller."""
+"""Administration: any broker passes these on to the controller.
+
+`topic_id`: of the topic that is meant. A request that comes late, or is sent again, changes no newer topic of the name.
+Empty, from older clients: any topic.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ class CreateTopicRequest(Message, frozen=True):
 
 
 class DeleteTopicRequest(Message, frozen=True):
-    """`topic_id`: a request that comes late, or is sent again, deletes no newer topic of the name. Empty: any."""
+    """Delete a topic with its records."""
 
     name: Text
     topic_id: TopicIdOrEmpty = ""
@@ -50,6 +54,7 @@ class CreatePartitionsRequest(Message, frozen=True):
 
     name: Text
     total: Count
+    topic_id: TopicIdOrEmpty = ""
 
 
 class AlterTopicConfigRequest(Message, frozen=True):
@@ -57,6 +62,7 @@ class AlterTopicConfigRequest(Message, frozen=True):
 
     name: Text
     values: Annotated[dict[Name, Text | None], Meta(max_length=1000)]
+    topic_id: TopicIdOrEmpty = ""
 
 
 class AlterTopicSchemaRequest(Message, frozen=True):
@@ -64,16 +70,19 @@ class AlterTopicSchemaRequest(Message, frozen=True):
 
     name: Text
     schema: Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+    topic_id: TopicIdOrEmpty = ""
 
 
 class ElectLeadersRequest(Message, frozen=True):
     """Preferred-leader election for these partitions; None: all.
 
     `unclean`: elect any live replica of partitions that have no leader, at the price of the records that it lacks.
+    `topic_ids`: of the topics of these partitions, by their names.
     """
 
     partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=100_000)] | None = None
     unclean: bool = False
+    topic_ids: Annotated[dict[Name, TopicIdOrEmpty], Meta(max_length=100_000)] = msgspec.field(default_factory=dict)
 
 
 class ElectionResult(Message, frozen=True):
@@ -97,6 +106,7 @@ class ReassignPartitionRequest(Message, frozen=True):
     topic: Name
     partition: PartitionId
     replicas: Brokers
+    topic_id: TopicIdOrEmpty = ""
 
 
 class ConfirmHistoryRequest(Message, frozen=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_broker.config import TopicConfig, load_cluster_settings
@@ -13,6 +15,7 @@ from spark_broker.controller.topic_config import altered_config, stored_config
 from spark_broker.controller.topics import MAX_PARTITIONS, alter_topic_config
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
+    InconsistentTopicIdError,
     InvalidConfigError,
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
@@ -28,16 +31,20 @@ from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
     AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
     CallRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
+    ElectLeadersRequest,
     EnsureOffsetsTopicRequest,
     EnsureTransactionsTopicRequest,
     InitProducerIdRequest,
     MetadataRequest,
     MetadataResponse,
+    ReassignPartitionRequest,
 )
+from spark_broker.protocol.schema import schema_to_bytes
 from tests.unit.controller.cluster import Cluster
 
 INTERNAL: list[tuple[str, EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest]] = [
@@ -381,6 +388,39 @@ def test_a_deletion_that_comes_late_or_again_deletes_no_newer_topic_of_the_name(
     assert cluster.topic("t").topic_id == again
     with pytest.raises(UnknownTopicOrPartitionError):
         cluster.call(DeleteTopicRequest("t", "ab" * 16))
+
+
+WIDER = schema_to_bytes(pa.schema([("more", pa.int64())]))
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda id_: AlterTopicConfigRequest("t", {"retention.ms": "1000"}, id_),
+        lambda id_: AlterTopicSchemaRequest("t", WIDER, id_),
+        lambda id_: CreatePartitionsRequest("t", 9, id_),
+        lambda id_: ReassignPartitionRequest("t", 0, [2, 1], id_),
+        lambda id_: ElectLeadersRequest([("t", 0)], topic_ids={"t": id_}),
+    ],
+    ids=["settings", "schema", "partitions", "replicas", "leader"],
+)
+def test_a_change_that_comes_late_does_nothing_to_a_newer_topic_of_the_name(
+    cluster: Cluster, late: Callable[[str], CallRequest]
+) -> None:
+    """Story: a frozen broker thawed, and passed on what its client had given up. The new topic's records went."""
+    created = CreateTopicRequest("t", 2, 3, schema_to_bytes(pa.schema([("a", pa.int64())])), {})
+    cluster.call(created)
+    first = cluster.topic("t").topic_id
+    cluster.call(DeleteTopicRequest("t", first))
+    cluster.call(created)
+    before = cluster.image
+    with pytest.raises(InconsistentTopicIdError):
+        cluster.call(late(first))
+    assert cluster.image == before
+    cluster.call(late(cluster.topic("t").topic_id))
+    cluster.call(DeleteTopicRequest("t"))
+    with pytest.raises(UnknownTopicOrPartitionError):
+        cluster.call(late(first))
 
 
 @pytest.mark.parametrize("text", ["604800000", "604800001"])

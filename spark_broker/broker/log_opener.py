@@ -131,6 +131,7 @@ class LogOpener:
         self._high_watermarks = high_watermarks
         self._map_all = map_all
         self._indexes = LoadedIndexes()
+        self._tried: set[PartitionKey] = set()
 
     def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
         """Returns each log, or the error that says why it cannot be used. All names are durable by then."""
@@ -146,6 +147,18 @@ class LogOpener:
                     outcome.log.close(clean=False)
             return dict.fromkeys(wanted, error)
         return {key: opened[key] for key in wanted}
+
+    def forget(self, key: PartitionKey) -> None:
+        """The replica is not here any more."""
+        self._tried.discard(key)
+
+    def _start_of(self, key: PartitionKey) -> StartKind:
+        """How the log was left. The broker's last end says so the first time only: a log that is opened again may have
+        been refused something half-way, in this process.
+        """
+        left, again = self._directory.start_kind, key in self._tried
+        self._tried.add(key)
+        return StartKind.PROCESS_CRASH if again and left is StartKind.CLEAN else left
 
     def _has_syncs(self, wanted: WantedLog) -> bool:
         crashed = self._directory.start_kind is not StartKind.CLEAN
@@ -175,7 +188,7 @@ class LogOpener:
             # An empty log in its place might be elected, and every other replica would truncate to it.
             raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
         path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)
-        log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs, indexes=self._indexes)
+        log = ReplicaLog(path, topic, self._start_of(key), fs=self._directory.fs, indexes=self._indexes)
         try:
             self._check_end(wanted, log.log_end_offset, high_watermark)
             reached = self._high_watermarks.reached(key, log.log_end_offset)

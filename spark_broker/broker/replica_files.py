@@ -298,6 +298,7 @@ class ReplicaFiles(HostedReplicas):
             logger.warning("%s-%d stays until it can be moved away: %s", name.topic, name.number, why)
         for removal in removals:
             self.high_watermarks.forget(removal.key)
+            self._opener.forget(removal.key)
         # One that is neither finished nor tried again would keep its replica from being opened, for ever.
         rest = [removal for removal in removals if removal.name in kept]
         self._jobs.removed([removal for removal in removals if removal.name not in kept], rest, doomed)

@@ -835,6 +835,30 @@ def test_a_stop_in_order_does_not_hide_a_log_that_was_let_go(broker: Broker) -> 
         broker.manager.stop(clean=True)
 
 
+def test_a_log_that_was_left_half_way_is_no_log_that_was_closed_in_order(broker: Broker) -> None:
+    """Simulator, seed 720000911: the broker had started after an end in order. What a full disk had refused half-way
+    was taken for damage when the log was opened anew.
+    """
+    broker.topics["new"] = 1
+    broker.apply()
+    broker.work()
+
+    def refuse(operation: Operation) -> Fault | None:
+        half = operation.kind == "create" and operation.path.endswith(".index")
+        return Fault(errno.ENOSPC) if "/new-0" in operation.path and (half or operation.kind == "rename") else None
+
+    broker.fs.on_operation = refuse
+    with pytest.raises(StorageFullError):
+        broker.append("new", b"a")
+    assert broker.manager.offline == {broker.id_of("new"): [0]}
+    broker.fs.heal()
+    broker.retry()
+    assert (broker.manager.offline, broker.manager.damaged) == ({}, [])
+    broker.apply()
+    broker.write("new", b"a")
+    assert broker.rows("new") == 1
+
+
 def test_a_log_that_cannot_be_closed_keeps_no_other_from_being_closed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

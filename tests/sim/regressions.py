@@ -470,4 +470,10 @@ REGRESSIONS = [
         found="the next read failed in a replica that had another copy by then, and the rules knew no cause",
         mended="testing/simulation/bit_flips.py: the rig's",
     ),
+    Regression(
+        seed=720000911,
+        events=500,
+        found="a log that a full disk had left half-way was opened again as one that was closed in order: damage",
+        mended="broker/log_opener.py: _start_of",
+    ),
 ]

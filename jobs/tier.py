@@ -4,7 +4,7 @@
         jobs/tier.py --bootstrap-servers HOST:PORT --topic flights
 
 In a checkout they are in .venv/share/spark-broker/jars, and `python jobs/tier.py ...` finds them there.
-Status 0: what was sealed is in the table.
+Status 0: what was sealed of each topic is in its table.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,21 +46,24 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Tier the topics; returns the exit status."""
     options = arguments(given)
-    return told_in_a_line(lambda: run(options))
+    statuses: list[int] = []
+    statuses.append(told_in_a_line(lambda: statuses.extend(run(options))))
+    return max(statuses)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Tier each topic, and print what went into its table."""
+def run(options: argparse.Namespace) -> Iterator[int]:
+    """Tier each topic, and print what went into its table. The status of each: one that fails holds up no other."""
     with session(f"tier {', '.join(options.topic)}", configured) as spark:
         for topic in options.topic:
-            began = time.monotonic()
-            tiered = tier_topic(
-                spark,
-                topic,
-                options.bootstrap_servers,
-                include_active_segments=options.include_active_segments,
-            )
-            print(said_of(tiered, time.monotonic() - began))
+            yield told_in_a_line(partial(tier, spark, topic, options))
+
+
+def tier(spark: SparkSession, topic: str, options: argparse.Namespace) -> None:
+    """Tier this topic, and print what went into its table."""
+    began = time.monotonic()
+    active = options.include_active_segments
+    tiered = tier_topic(spark, topic, options.bootstrap_servers, include_active_segments=active)
+    print(said_of(tiered, time.monotonic() - began))
 
 
 def configured(builder: SparkSession.Builder) -> SparkSession.Builder:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Self
 
@@ -225,7 +226,8 @@ class ControllerClient:
             while line := self._read_line():
                 self._take(from_controller(line))
         except (OSError, ValueError, SparkBrokerError) as error:
-            logger.warning("the controller's answers cannot be read: %s", error)
+            self._process.kill()  # Nobody could ask it for anything, and nobody would start another one.
+            logger.warning("the controller's answers cannot be read, so its process ends: %s", error)
         finally:
             with self._changed:
                 self._ended = True
@@ -236,7 +238,10 @@ class ControllerClient:
 
     def _take(self, message: FromController) -> None:
         if isinstance(message, LogLine):
-            log_fields(controller_logger, message.level, message.text, message.fields, message.traceback)
+            try:
+                log_fields(controller_logger, message.level, message.text, message.fields, message.traceback)
+            except Exception as error:  # noqa: BLE001 (a filter or handler of the host raises it, and may do so again)
+                traceback.print_exception(error)
             return
         with self._changed:
             match message:

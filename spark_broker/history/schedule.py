@@ -45,6 +45,8 @@ CANCEL_INTERVAL_S = 0.5
 ROUND_FAILURES = (SparkBrokerError, PySparkException, Py4JError, OSError)
 """What a round may meet: the next one tries again."""
 
+PAUSE_MS, FAILED_PAUSE_MS = 100, 1000
+"""The shortest pauses between two rounds, and after one that failed."""
 
 LOOK_INTERVAL_MS = 5000
 """How often the schedule looks which topics there are."""
@@ -102,10 +104,13 @@ class TieringSchedule:
             )
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._timetable.wait_ms(_now_ms(), LOOK_INTERVAL_MS) / 1000):
+        pause_ms = 0  # Nothing may be due, or fail, so often that this thread and the controller do nothing else.
+        while not self._stopping.wait(max(pause_ms, self._timetable.wait_ms(_now_ms(), LOOK_INTERVAL_MS)) / 1000):
+            pause_ms = PAUSE_MS
             try:
                 self._round()
             except ROUND_FAILURES as error:
+                pause_ms = FAILED_PAUSE_MS
                 if self._is_ending():
                     return
                 if self._has_tables:  # Others need not hear that the controller was away.

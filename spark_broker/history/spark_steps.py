@@ -127,7 +127,8 @@ class SparkSteps:
         logger.warning("the table of %s has refused %d records so far", self._topic.name, commit.quarantined)
 
     def confirm(self, step: Confirm) -> None:
-        """Let the controller record the history."""
+        """Let the controller record the history. Brokers may delete their copies then."""
+        self._table.make_lasting()
         self._tell(confirmation(self._topic, self._target.controller_epoch, step))
 
     def _frame(self, ranges: Sequence[TieringRange], size_bytes: int) -> DataFrame:

@@ -13,6 +13,7 @@ from spark_broker.client.cluster_view import TIERER
 from spark_broker.errors import HistoryNotFoundError, TieringStoppedError
 from spark_broker.history.dead_letters import accepted, count_refused, judged, letters
 from spark_broker.history.design import TableDesign, holds_local_times, quoted, wider_columns
+from spark_broker.history.lasting import make_lasting
 from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, Written
 from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import ConflictError
@@ -223,6 +224,11 @@ class HistoryTable:
             writer = letters(rows, columns).write.format("delta").mode("append")
             writer = writer.option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
             writer.save(path)
+
+    def make_lasting(self) -> None:
+        """No crash of the machine undoes what was committed until now. Raises TieringStoppedError."""
+        for path in (self._path, dead_letters_path(self._path)):
+            make_lasting(path)
 
     def delete_before(self, starts: Mapping[int, int]) -> None:
         """Delete the rows of each partition before its offset. Rows of a user, which have no offset, stay.

@@ -24,6 +24,7 @@ from spark_broker.spark.cluster import connected
 from spark_broker.spark.columns import CREATE_TIME
 from spark_broker.spark.delta_session import check_delta, delta_snapshot, transactions_of, why_incomplete
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
+from spark_broker.spark.option_table import REFUSED_FROM
 from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.planned_topic import TOPIC_GONE, is_gone, planned_topic
 from spark_broker.spark.planning import check_named, newest, resolve_bound
@@ -136,7 +137,9 @@ class _HistoryScan:
     @property
     def others(self) -> str:
         """What the read does with partitions that come before it is planned (`otherPartitions`)."""
-        return "all" if isinstance(self.read.start, Earliest) and isinstance(self.read.end, Latest) else "refused"
+        if isinstance(self.read.start, Earliest) and isinstance(self.read.end, Latest):
+            return "all"
+        return f"{REFUSED_FROM}{len(self.topic.partitions)}"
 
     def joined(
         self,

@@ -79,8 +79,11 @@ INTERNAL = (Option("topicId"), Option("otherPartitions", "none", queries=Query.B
 """Options of the reads of a log that `read_topic` joins with the topic's table.
 
 Spark plans such a read when it is first used. `topicId`: another topic may have the name by then. `otherPartitions`:
-the topic may have grown; partitions that `assign` does not name are read as a whole (`all`), refused or left out.
+the topic may have grown; partitions that `assign` does not name are read as a whole (`all`), refused (`refused from 2`,
+if it had two) or left out (`none`).
 """
+
+REFUSED_FROM = "refused from "
 
 OPTIONS = tuple(option.name for option in TABLE)
 

@@ -19,6 +19,7 @@ from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.cluster import partitions_of
+from spark_broker.spark.option_table import REFUSED_FROM
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, TaskRanges, tasks_of
 from spark_broker.spark.refusals import invalid_option
@@ -76,6 +77,10 @@ def with_others(read: ReadOptions, topic: TopicView) -> ReadOptions:
     if not others or read.other_partitions == "none":
         return read
     if read.other_partitions != "all":
+        # Of those that were there, what is wanted may be in the table as a whole.
+        others = [number for number in others if number >= int(read.other_partitions.removeprefix(REFUSED_FROM))]
+        if not others:
+            return read
         raise invalid_option(
             f"topic {topic.name!r} has {len(others)} more partitions than when this DataFrame was made, and its range "
             "does not say what to read of them; make the DataFrame again"

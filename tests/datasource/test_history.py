@@ -470,6 +470,19 @@ def test_a_range_of_a_topic_that_has_grown_since_is_refused(
         part()
 
 
+@pytest.mark.usefixtures("table")
+def test_a_range_that_is_wholly_in_the_table_for_one_partition_is_read(
+    cluster: FakeCluster, delta: DeltaSession, read: MakeRead
+) -> None:
+    """Story: the first partition had nothing new, and the read said that the topic had grown."""
+    grow(cluster)
+    cluster.topics["t"].partitions[0].high_watermark = BOUNDARY
+    ends = json.dumps({"t": {"0": BOUNDARY, "1": 2}})
+    part = log_part(cluster, delta, read, endingOffsets=ends)
+    assert delta.of_log == [{1: (0, 2)}]
+    assert part().table()["n"].to_pylist() == [1000, 1001]
+
+
 def grow(cluster: FakeCluster) -> None:
     topic = cluster.topics["t"]
     topic.partitions.append(FakePartition(leader=0))

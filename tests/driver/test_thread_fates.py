@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import socket
@@ -33,21 +34,21 @@ from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.controller.controller import Controller
 from spark_broker.controller.effects import ProbePort
 from spark_broker.controller.image import EMPTY_IMAGE
-from spark_broker.driver import controller_service
+from spark_broker.driver import controller_client, controller_service
 from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_link import ControllerLink
 from spark_broker.driver.controller_log import PipeHandler
 from spark_broker.driver.controller_loop import Carrier, ControllerLoop
-from spark_broker.driver.controller_pipe import ControllerConfig
+from spark_broker.driver.controller_pipe import ControllerConfig, ControllerFailed, LogLine, to_line
 from spark_broker.driver.controller_service import ControllerService
 from spark_broker.driver.keeper_connections import KeeperConnections, KeeperListener
 from spark_broker.driver.launcher import BrokerLauncher
 from spark_broker.driver.metadata_claim import ClaimKeeper, Owner
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.metadata_store import LocalStore
-from spark_broker.errors import ClosedError, NetworkError
+from spark_broker.errors import ClosedError, NetworkError, NotControllerError
 from spark_broker.history.schedule import TieringSchedule
 from spark_broker.protocol.messages import EmptyResponse, FetchRequest, MetadataRequest
 from spark_broker.storage.filesystem import ProcessIdentity
@@ -59,6 +60,7 @@ from spark_broker.transport.server import Server
 from spark_broker.transport.server_stream import ServerStream
 from tests.broker.rig import Rig
 from tests.support.no_threads import no_threads
+from tests.support.waiting import eventually
 
 BUG = ValueError("nobody expects this")
 WAIT_S = 20.0
@@ -310,6 +312,35 @@ def test_a_controller_that_nobody_hears_is_killed(monkeypatch: pytest.MonkeyPatc
         assert process.wait(WAIT_S) < 0
 
 
+def test_a_controller_whose_answers_cannot_be_read_is_killed() -> None:
+    """Story: it ran on, nobody could ask it for anything, and nobody started another one."""
+    says = "print('not an answer', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", says], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        client = ControllerClient(process, ControllerConfig(cluster={}, topic={}, metadata_dir=""))
+        client._reader.start()
+        assert process.wait(WAIT_S) < 0
+
+
+def test_a_filter_of_the_host_that_fails_costs_no_controller(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Story: one ValueError of a notebook's filter, and no lost broker was replaced any more."""
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raise ValueError(f"I/O operation on closed file: {record.getMessage()}")
+
+    lines = to_line(LogLine(logging.WARNING, "a line")) + to_line(ControllerFailed(1, "the end"))
+    says = f"import os; os.write(1, {lines!r}); input()"
+    monkeypatch.setattr(controller_client.controller_logger, "filters", [refuse])
+    with subprocess.Popen([sys.executable, "-c", says], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        client = ControllerClient(process, ControllerConfig(cluster={}, topic={}, metadata_dir=""))
+        client._reader.start()
+        eventually(lambda: client._failed is not None, WAIT_S, "what comes after the line is read")
+        assert process.poll() is None
+        process.kill()
+    assert "I/O operation on closed file" in capsys.readouterr().err
+
+
 class NoController:
     host, port, pid, alive = "127.0.0.1", 1, 1, False
     brokers: tuple[()] = ()
@@ -333,6 +364,28 @@ def test_a_schedule_of_tiering_begins_again(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(schedule, "_round", a_round)
     schedule.start()
     assert a_round.done.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_schedule_of_tiering_pauses_between_rounds(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: with no broker there, or an interval of 0, it asked the controller in a loop without a pause."""
+    schedule = TieringSchedule(cast("SparkSession", None), 0, lambda: None, lambda: "", print)  # type: ignore[arg-type,return-value]
+    waits: list[float] = []
+
+    def a_round() -> None:
+        if fails:
+            raise NotControllerError("it is away")
+
+    def wait(pause_s: float) -> bool:
+        waits.append(pause_s)
+        return len(waits) > 5
+
+    monkeypatch.setattr(schedule, "_round", a_round)
+    monkeypatch.setattr(schedule, "_is_ending", lambda: False)
+    monkeypatch.setattr(schedule._stopping, "wait", wait)
+    schedule._run()
+    assert len(waits) == 6
+    assert min(waits[1:]) >= (1 if fails else 0.1)
 
 
 class NoHost:

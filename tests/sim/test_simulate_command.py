@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from spark_broker.cli.app import app
 from tests.sim.bugs import acknowledge_before_the_commit
+from tests.support.waiting import eventually
 
 
 def run(*arguments: str) -> Result:
@@ -26,6 +30,23 @@ def test_a_seed_is_told_as_a_story() -> None:
 
 def test_the_same_seed_prints_the_same_story() -> None:
     assert run("--seed", "5", "--events", "120").stdout == run("--seed", "5", "--events", "120").stdout
+
+
+def test_a_run_that_is_killed_leaves_no_process() -> None:
+    """Story: its workers waited for their next task for ever."""
+    command = [sys.executable, "-m", "spark_broker.cli.main", "simulate", "--schedules", "100000", "--processes", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
+        try:
+            eventually(lambda: len(_workers_of(started.pid)) == 2, 60, "two workers")
+            workers = _workers_of(started.pid)
+        finally:
+            started.kill()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 60, "the end of its workers")
+
+
+def _workers_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_many_schedules_are_added_up() -> None:

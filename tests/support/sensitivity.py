@@ -14,6 +14,8 @@ from typing import cast
 
 import pytest
 
+from spark_broker.testing.simulation.many import end_with_parent
+
 TRIES_MAX = 10_000
 
 NEAR_FILE = Path(__file__).parents[1] / "sim" / "near.json"
@@ -39,7 +41,7 @@ def hunting(find: Find, tries: Mapping[str, int], processes: int | None = None) 
     At the end, hunts that have not begun are cancelled; others are waited for, so that no process outlives the tests.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent) as pool:
         try:
             yield {bug: pool.submit(find, bug, most) for bug, most in tries.items()}
         finally:

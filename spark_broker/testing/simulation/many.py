@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 
 from spark_broker.testing.simulation.schedule import DEFAULT_EVENTS, ScheduleResult, run_schedule
+from spark_broker.threads import begin
 
 CHUNK = 25
 """Schedules that a process runs before it reports."""
@@ -100,7 +101,7 @@ def _chunks(seeds: range, events: int, processes: int) -> Iterator[Chunk]:
         return
     # Spawned, not forked: a worker imports what a schedule needs, and has none of this process's threads.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(processes, len(parts)), mp_context=context) as pool:
+    with ProcessPoolExecutor(min(processes, len(parts)), mp_context=context, initializer=end_with_parent) as pool:
         yield from _pooled(pool, parts, events, processes)
 
 
@@ -124,6 +125,18 @@ def _pooled(pool: ProcessPoolExecutor, parts: list[range], events: int, processe
     finally:
         for future in pending:
             future.cancel()
+
+
+def end_with_parent() -> None:
+    """End this worker of a pool when its parent is gone. It would wait for its next task for ever."""
+    parent = multiprocessing.parent_process()
+
+    def wait_for_it() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    begin("parent", lambda _: os._exit(1), wait_for_it)
 
 
 def run_chunk(seeds: range, events: int) -> Chunk:

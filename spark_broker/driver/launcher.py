@@ -31,6 +31,9 @@ LASTED_S = 10.0
 MAX_OVER = 100
 """A new launch is given the numbers of at most this many earlier launches that are over."""
 
+LEAVE_AGAIN_S = 1.0
+"""A broker that is to leave, and has not, is asked again after this time."""
+
 EXECUTOR_WAIT_S = 5.0
 """How long one wait for a free executor lasts before the slot looks again whether it is still wanted."""
 
@@ -112,7 +115,7 @@ class BrokerLauncher:
     def executor_leaving(self, launch: int) -> None:
         logger.warning("launch %d leaves in order: Spark is about to take its executor away", launch)
         with self._changed:  # The launch's end, which asks whether it moves, waits for the lock.
-            begin(f"leave-{launch}", BeginAgain(self._is_over), lambda: self._stop_broker(launch))
+            begin(f"leave-{launch}", BeginAgain(self._is_over), lambda: self._leave(launch))
             self._moving.add(launch)
 
     def session_ended(self) -> None:
@@ -264,14 +267,26 @@ class BrokerLauncher:
         if not expected:
             self._report_loss(launch)
 
-    def _stop_broker(self, launch: int) -> None:
-        try:
-            self._controller.stop_broker(launch)
-        except ProcessLimitError:
-            raise  # The worker begins again after a pause.
-        except SparkBrokerError as error:
-            # The broker then ends with its executor, and hands over in the short time that it has.
-            logger.warning("launch %d was not stopped in order: %s", launch, error)
+    def _leave(self, launch: int) -> None:
+        """Ask the launch's broker to leave, until the launch has ended. It may not have registered yet, or the
+        controller may be away: Spark gives the executor up only when nothing runs there.
+        """
+        said = ""
+        while True:
+            try:
+                self._controller.stop_broker(launch)
+            except ProcessLimitError:
+                raise  # The worker begins again after a pause.
+            except SparkBrokerError as error:
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("launch %d was not stopped in order yet: %s", launch, error)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_over() or not self._runs(launch), LEAVE_AGAIN_S):
+                    return
+
+    def _runs(self, launch: int) -> bool:
+        return any(placement.launch == launch for placement in self._running.values())
 
     def _report_loss(self, launch: int) -> None:
         try:

@@ -12,11 +12,12 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from spark_broker.driver import keeper_host
+from spark_broker.driver import launcher as launcher_module
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.hosts import HostListener
 from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher, LaunchController
-from spark_broker.errors import RequestTimedOutError
+from spark_broker.errors import NotControllerError, RequestTimedOutError
 from spark_broker.history.schedule import TieringSchedule
 from spark_broker.protocol.messages import MetadataResponse
 from tests.conftest import WaitUntil
@@ -113,6 +114,29 @@ def test_tiering_goes_on_after_a_moment_in_which_the_session_was_silent(
     finally:
         schedule._stopping.set()
         schedule._thread.join(20)
+
+
+def test_a_broker_that_is_to_leave_is_asked_until_it_has_left(
+    monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    """Story: it had not registered yet when Spark wanted its executor. It was never asked again, and the drain hung."""
+    monkeypatch.setattr(launcher_module, "LEAVE_AGAIN_S", 0.01)
+    host, asked = RunningHost(), 0
+
+    def stop_broker(_: int) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise NotControllerError("it is away")
+
+    controller = SimpleNamespace(new_launch=lambda: 1, spark_loss=lambda _: None, stop_broker=stop_broker)
+    launcher = BrokerLauncher(host, cast("LaunchController", controller), lambda *_: spec(1))
+    launcher.add_slot()
+    wait_until(lambda: bool(launcher.running()), "a broker runs")
+    launcher.executor_leaving(1)
+    wait_until(lambda: asked > 3, "it is asked again")
+    launcher.stop(0.01)
+    wait_until(lambda: "leave-1" not in {thread.name for thread in threading.enumerate()}, "nobody asks any more")
 
 
 def test_a_stop_waits_for_no_broker_of_a_session_that_has_ended_meanwhile(wait_until: WaitUntil) -> None:

@@ -407,7 +407,7 @@ def test_a_slot_of_the_launcher_begins_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_broker_is_asked_again_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = BrokerLauncher(cast("object", NoHost()), cast("object", None), cast("object", None))  # type: ignore[arg-type]
     stop = Once()
-    monkeypatch.setattr(launcher, "_stop_broker", stop)
+    monkeypatch.setattr(launcher, "_leave", stop)
     launcher.executor_leaving(1)
     assert stop.done.wait(WAIT_S)
 

@@ -13,9 +13,9 @@ from functools import partial
 from spark_broker.broker.memory import GIVE_BACK_S
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.room import LOOK_MS
-from spark_broker.broker.trimming import clock_skew_max_ms
+from spark_broker.broker.trimming import clock_skew_max_ms, unless_offline
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
+from spark_broker.errors import KafkaStorageError, StorageRefusedError
 from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
@@ -110,28 +110,17 @@ class Maintenance(Worker):
             return
         for partition in self._manager.partitions():
             if partition.log.is_gone:
-                _unless_offline(partition.flush)
+                unless_offline(partition.flush)
 
     def _retain(self) -> None:
         self._manager.delete_old_strays(self._stray_retention_ms)
         for partition in self._manager.partitions():
-            _unless_offline(partial(partition.apply_retention, self._clock_skew_max_ms))
+            unless_offline(partial(partition.apply_retention, self._clock_skew_max_ms))
 
     def _flush(self) -> None:
         for partition in self._manager.partitions():
-            _unless_offline(partition.flush)
+            unless_offline(partition.flush)
 
     def _expire_producers(self) -> None:
         for partition in self._manager.partitions():
             partition.expire_producers(self._producer_id_expiration_ms)
-
-
-def _unless_offline(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except (KafkaStorageError, NotLeaderOrFollowerError):
-        # The partition has gone offline already, damaged or not, and the broker was notified.
-        return
-    except StorageRefusedError:
-        # Nothing was changed, and `Room` has logged it. The next run tries again.
-        return

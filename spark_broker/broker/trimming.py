@@ -7,13 +7,12 @@ begins; its files go later.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
+from functools import partial
 
 from spark_broker.broker.partition import Partition
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
-
-logger = logging.getLogger(__name__)
 
 
 def clock_skew_max_ms(config: ClusterConfig) -> int:
@@ -23,8 +22,16 @@ def clock_skew_max_ms(config: ClusterConfig) -> int:
 
 def trim(partition: Partition, config: ClusterConfig) -> None:
     """Apply retention, and drop what was deleted. What fails is tried again by the next run of retention."""
+    unless_offline(partial(partition.apply_retention, clock_skew_max_ms(config)))
+
+
+def unless_offline(action: Callable[[], None]) -> None:
+    """Do this with a partition that may have gone offline, or whose disk may be full."""
     try:
-        partition.apply_retention(clock_skew_max_ms(config))
-    except (KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError) as error:
-        # A partition that has gone offline has reported why, and `Room` logs what a full disk refuses.
-        logger.debug("%s keeps what may go: %s", partition, error)
+        action()
+    except (KafkaStorageError, NotLeaderOrFollowerError):
+        # The partition has gone offline already, damaged or not, and the broker was notified.
+        return
+    except StorageRefusedError:
+        # Nothing was changed, and `Room` has logged it. The next run tries again.
+        return

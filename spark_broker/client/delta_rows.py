@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,6 +44,17 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 _PANICS = "pyo3_runtime"
 """Where Rust's panics are defined. They are no `Exception`."""
+
+
+BATCH_ROWS_MAX = 8192
+"""Of deltalake's queries. They decode so many rows at a time."""
+
+
+class Fitting(NamedTuple):
+    """Rows that fit into some memory. `at_once`: how many rows of their files would fit."""
+
+    rows: Rows
+    at_once: int
 
 
 class DeltaRows:
@@ -79,12 +91,26 @@ class DeltaRows:
         if why:
             raise self._unreadable(why)
 
-    def sorted(self, rows: Rows, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows by offset, with these columns of the table, under these names."""
+    def fitting(self, rows: Rows, names: Iterable[str], size_bytes: int) -> Fitting:
+        """The first of these rows, so many that they take about so many bytes in memory with these columns."""
+        self._checked(rows, names)
+        columns = _all_of(names)
+        files = [file for file in self._files if file.may_have(rows)]
+        while True:
+            row_bytes = max((file.row_bytes(rows, columns) for file in files), default=1)
+            count, fits = rows.end - rows.start, max(1, size_bytes // max(1, row_bytes))
+            if count <= fits:
+                return Fitting(rows, fits)
+            # Large rows may be only among the last ones.
+            rows = replace(rows, end=rows.start + max(fits, count // 2))
+
+    def sorted(self, rows: Rows, names: Sequence[str], at_once: int = BATCH_ROWS_MAX) -> Iterator[pa.RecordBatch]:
+        """The rows by offset, with these columns of the table, under these names. `at_once`: rows that are decoded."""
         expected = self._checked(rows, names)
         columns = ", ".join(f"{_quoted(self.columns[name.lower()])} AS {_quoted(name)}" for name in names)
         found = 0
-        for batch in self._query(f'SELECT {columns} FROM history WHERE {_within(rows)} ORDER BY "_offset"'):
+        query = f'SELECT {columns} FROM history WHERE {_within(rows)} ORDER BY "_offset"'
+        for batch in self._query(query, min(at_once, BATCH_ROWS_MAX)):
             found += batch.num_rows
             yield batch
         if expected is not None and found != expected:
@@ -99,9 +125,10 @@ class DeltaRows:
                 return None if first is None else int(first)
         return None
 
-    def _query(self, query: str) -> Iterator[pa.RecordBatch]:
+    def _query(self, query: str, at_once: int = BATCH_ROWS_MAX) -> Iterator[pa.RecordBatch]:
         with self.failures():
-            batches = iter(self._deltalake.QueryBuilder().register("history", self._table).execute(query))
+            session = self._deltalake.QueryBuilder({"datafusion.execution.batch_size": str(at_once)})
+            batches = iter(session.register("history", self._table).execute(query))
         while True:
             with self.failures():
                 batch = next(batches, None)
@@ -112,7 +139,7 @@ class DeltaRows:
 
     def _checked(self, rows: Rows, names: Iterable[str]) -> int | None:
         """Check what a query of these rows and columns reads. Returns how many rows there are; None: unknown."""
-        columns = {name.lower() for name in (*names, *_LOG_COLUMNS)}
+        columns = _all_of(names)
         counts = []
         for file in self._files:
             if file.may_have(rows):
@@ -165,6 +192,11 @@ def unreadable(topic: TopicView, why: str) -> InvalidDataError:
     hint = "Read it with read_topic in a session that has Delta." if "features" in why else RESTORE_TABLE
     what = f"the table {topic.settings.delta_path}, the history of {topic.name}, cannot be read"
     return InvalidDataError(f"{what}: {_one_line(why)}", hint=hint)
+
+
+def _all_of(names: Iterable[str]) -> set[str]:
+    """The columns that a query of these reads, in lower case."""
+    return {name.lower() for name in (*names, *_LOG_COLUMNS)}
 
 
 def _of_files(actions: pa.Table) -> pa.Table:

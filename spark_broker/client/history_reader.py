@@ -27,7 +27,7 @@ from spark_broker.protocol.schema import TIMESTAMP_TYPE
 from spark_broker.times import EARLIEST, Moment, nearest_to_us
 
 WINDOW_BYTES = 64 * 1024 * 1024
-"""About so many bytes of files are sorted at a time."""
+"""About so many bytes of rows are sorted at a time."""
 
 WINDOW_ROWS_MAX = 1_000_000
 
@@ -38,12 +38,12 @@ class HistoryReader:
     """The history of one topic, as the table is now. For one thread. Raises what `DeltaRows` does."""
 
     def __init__(self, topic: TopicView, window_bytes: int | None = None) -> None:
-        """`window_bytes`: about so many bytes of files are sorted at a time; None: WINDOW_BYTES."""
+        """`window_bytes`: about so many bytes of rows are sorted at a time; None: WINDOW_BYTES."""
         self._topic = topic
         self._table = DeltaRows(topic)
-        wanted = WINDOW_BYTES if window_bytes is None else window_bytes
-        self._window = min(WINDOW_ROWS_MAX, max(1, wanted // self._table.row_bytes))
-        """How many offsets are sorted at a time."""
+        self._window_bytes = WINDOW_BYTES if window_bytes is None else window_bytes
+        self._window = min(WINDOW_ROWS_MAX, max(1, self._window_bytes // self._table.row_bytes))
+        """At most so many offsets are sorted at a time: rows are not smaller in memory than in their files."""
 
     def batches(
         self, partition: int, start: int, end: int, columns: Sequence[str] | None = None
@@ -57,8 +57,9 @@ class HistoryReader:
         wanted = [*(name for name in names if name.lower() in self._table.columns), *_LOG_COLUMNS]
         last = start - 1
         while start < end:
-            until = min(end, start + self._window)
-            for batch in self._table.sorted(Rows(partition, start, until), wanted):
+            rows = Rows(partition, start, min(end, start + self._window))
+            rows, at_once = self._table.fitting(rows, wanted, self._window_bytes)
+            for batch in self._table.sorted(rows, wanted, at_once):
                 # A user may have changed the table: any error of Arrow's here is the partition's, and not the client's.
                 with self._table.failures():
                     offsets = batch.column("_offset").to_numpy()
@@ -68,7 +69,7 @@ class HistoryReader:
                     last = int(offsets[-1]) if len(offsets) else last
                     consumed = list(self._consumed(batch, offsets, partition, names))
                 yield from consumed
-            start = until
+            start = rows.end
 
     def first_since(self, partition: int, timestamp_us: int, log_start: int) -> int | None:
         """The first offset before the log with this timestamp (us since 1970) or a later one.

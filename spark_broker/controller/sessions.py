@@ -90,6 +90,11 @@ class SessionTimes:
     late_ms: int = 300
 
 
+DELAYS_MAX = 3
+"""So often a session's deadline moves because the controller was late, until a heartbeat comes. What it had not read
+before, it reads between two ticks. A controller that is late every time, because its store is slow, still fences."""
+
+
 @dataclass(slots=True)
 class Session:
     """A broker's session. `deadline_ms`: when the broker is fenced unless a heartbeat comes."""
@@ -103,6 +108,7 @@ class Session:
     deadline_ms: int
     state: SessionState = SessionState.OPEN
     metadata_offset: int = -1
+    delays: int = 0  # of the deadline, since the last heartbeat
     broken_at_ms: int = 0
     next_probe_ms: int | None = None  # None: a probe is under way, or none is due
 
@@ -162,6 +168,7 @@ class Sessions:
             return None
         session.move(Signal.HEARTBEAT)
         session.deadline_ms = max(session.deadline_ms, received_ms + self._times.session_timeout_ms)
+        session.delays = 0
         session.metadata_offset = max(session.metadata_offset, metadata_offset)
         return session
 
@@ -213,13 +220,15 @@ class Sessions:
         return effects
 
     def _notice_lateness(self, now_ms: int) -> None:
-        """If the controller was late, heartbeats may be unread: every deadline moves by the time that was lost."""
+        """If the controller was late, heartbeats may be unread: deadlines move by the time that was lost."""
         last, self._last_tick_ms = self._last_tick_ms, now_ms
         if last is None or now_ms - last <= self._times.late_ms:
             return
         self._late_at_ms = now_ms
         for session in self._sessions.values():
-            session.deadline_ms += now_ms - last
+            if session.delays < DELAYS_MAX:
+                session.delays += 1
+                session.deadline_ms += now_ms - last
 
     def _end_graces(self, now_ms: int) -> list[SessionEffect]:
         grace = self._times.reconnect_grace_ms

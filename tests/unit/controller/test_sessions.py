@@ -133,6 +133,18 @@ def test_a_controller_that_slept_through_the_time_out_gives_everybody_that_time_
     assert run_until(sessions, 68_000, 68_000)[0] == "68000: fence 0 1 2"
 
 
+def test_a_controller_that_is_late_every_time_still_fences_a_silent_broker_and_nobody_else() -> None:
+    """Story: each write of the metadata took half a second, and there was always one. A hung broker led for hours."""
+    sessions = three_sessions()
+    sessions.tick(0)
+    fences = []
+    for now in range(500, 60_000, 500):
+        for id_ in (1, 2):
+            sessions.heartbeat(10 + id_, 5, now - 100)
+        fences += [f"{now}: {effect}" for effect in told(sessions.tick(now))]
+    assert fences == ["10500: fence 0", "10500: close 10"]
+
+
 def test_a_silent_broker_is_fenced_at_the_session_time_out_counted_from_the_receipt() -> None:
     sessions = three_sessions()
     for now in range(0, 5001, 250):

@@ -21,7 +21,7 @@ END_S = 5.0
 class Closable(Protocol):
     """A client that can be closed, again and again."""
 
-    def close(self, timeout: float | None = None) -> None:
+    def close_left(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for what is under way. What is left fails, and a warning says so."""
 
 
@@ -43,4 +43,4 @@ def close_left() -> None:
 
 
 def _close(client: Closable, end_s: float) -> None:
-    client.close(max(0.0, end_s - time.monotonic()))
+    client.close_left(max(0.0, end_s - time.monotonic()))

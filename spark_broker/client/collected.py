@@ -1,40 +1,86 @@
-"""A consumer that is garbage collected without `close`: its threads end, and its group gets its partitions at once."""
+"""Clients that are garbage collected without `close`: their threads end, and what they have begun is finished.
+
+The garbage collector calls back in any thread, whatever locks that holds: it may be in the midst of starting a thread.
+So the callback only puts a note into a queue, which takes no lock of Python's. A thread that is there already reads it.
+"""
 
 from __future__ import annotations
 
-import logging
+import threading
 import weakref
-from functools import partial
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple
 
-from spark_broker.client.consumer_threads import ConsumerThreads
-from spark_broker.client.rebalancing import LEAVE_WAIT_S
-from spark_broker.client.retry import Deadline
-from spark_broker.threads import begin
-from spark_broker.transport.origin import Origin
-
-_log = logging.getLogger(__name__)
-
-
-def end_with(consumer: object, threads: ConsumerThreads) -> None:
-    """End the threads, which know nothing of the consumer, once nobody has it any more."""
-    weakref.finalize(consumer, _collected, threads, Origin()).atexit = False
+from spark_broker.errors import NoThreadError
+from spark_broker.interrupts import uninterrupted
+from spark_broker.threads import BeginAgain, Fate, begin
+from spark_broker.transport.origin import Origin, after_fork
 
 
-def _collected(threads: ConsumerThreads, origin: Origin) -> None:
-    # The garbage collector runs in any thread, whatever locks it holds. So another thread does the work.
-    if not threads.machine.closed and not origin.is_elsewhere:
-        begin("collected-consumer", threads.died, partial(_end, threads))
+class _End(NamedTuple):
+    """How to end a client. `fate`: for what that may raise."""
+
+    end: Callable[[], object]
+    fate: Fate
+    origin: Origin
 
 
-def _end(threads: ConsumerThreads) -> None:
-    _log.warning("a consumer was garbage collected without close(): what it read last is not committed")
-    with threads.lock:
-        group = threads.machine.group
-        if group is not None and threads.machine.is_member:
-            group.left(threads.now_ms(), "it was garbage collected")
-            threads.machine.reading_changed()
-            threads.advance()
-            limit = Deadline.after_ms(LEAVE_WAIT_S * 1000)
-            while group.membership.is_leaving and not limit.expired:
-                threads.wait(limit.remaining_s)
-    threads.close()
+class _Collector:
+    """Ends clients. One in each process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gone: SimpleQueue[_End] = SimpleQueue()
+        self._is_ready = False
+
+    def make_ready(self) -> None:
+        """Have the thread. Raises NoThreadError."""
+        if self._is_ready:
+            return
+        with uninterrupted(self._lock):
+            if not self._is_ready:
+                begin("collected-clients", BeginAgain(), self._read)
+                self._is_ready = True
+
+    def collected(self, end: _End) -> None:
+        """Called by the garbage collector."""
+        self._gone.put(end)
+
+    def _read(self) -> None:
+        while True:
+            end = self._gone.get()
+            if end.origin.is_elsewhere:
+                continue  # Its threads are the parent's.
+            try:  # It may wait for brokers, and the next one's are other ones.
+                begin("collected-client", end.fate, end.end)
+            except NoThreadError:
+                end.end()
+
+
+_collector = _Collector()
+
+
+def make_ready() -> None:
+    """Call this before a client has anything that must be ended. Raises NoThreadError."""
+    _collector.make_ready()
+
+
+def end_with(client: object, end: Callable[[], object], fate: Fate) -> None:
+    """Have `end` called in another thread once nobody has the client any more. What `end` refers to must not refer to
+    the client. `fate`: for what it may raise. It is not called when the interpreter ends.
+    """
+    weakref.finalize(client, _collected, _End(end, fate, Origin())).atexit = False
+
+
+def _collected(end: _End) -> None:
+    _collector.collected(end)
+
+
+def _begin_anew() -> None:
+    """In a forked child: the thread is the parent's, and may have held the lock of the queue."""
+    global _collector  # noqa: PLW0603
+    _collector = _Collector()
+
+
+after_fork(_begin_anew)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from spark_broker.client import given
-from spark_broker.client.collected import end_with
+from spark_broker.client.collected import end_with, make_ready
 from spark_broker.client.committing import Committing
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ConsumerThreads
@@ -93,13 +93,14 @@ class Consumer(OfOneProcess):
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
         subscription = self._subscription(topics, pattern, listener)
         wanted_columns = None if columns is None else given.texts(columns, "columns")
+        make_ready()
         self._metadata = ClusterMetadata.connect(self._config)
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
         membership = membership_of(self._config, self._metadata.backoff)
         self._origin = Origin()
         self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff, membership=membership)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
-        end_with(self, self._threads)
+        end_with(self, self._threads.end_collected, self._threads.died)
         self._rebalancing = Rebalancing(self._machine, self._threads, self._config, self._check_open)
         self._lock = self._threads.lock
         self._closing = Turn()

@@ -43,6 +43,9 @@ from spark_broker.threads import LONGEST_WAIT_S, Worker, begin, client_ended
 
 _log = logging.getLogger(__name__)
 
+LEAVE_WAIT_S = 2.0
+"""How long a consumer that leaves waits for the answer. Without it, its partitions move when its session ends."""
+
 ROUND_TIMEOUT_MS = 2000
 """A lookup gives up after this time and begins again. So one slow partition does not hold up the others."""
 
@@ -134,6 +137,22 @@ class ConsumerThreads:
                     fetcher.join(JOIN_TIMEOUT_S)
                 for thread in self._threads:
                     thread.join(JOIN_TIMEOUT_S)
+
+    def end_collected(self) -> None:
+        """Nobody has the consumer any more. Its group gets its partitions at once."""
+        if self.machine.closed:
+            return
+        _log.warning("a consumer was garbage collected without close(): what it read last is not committed")
+        with self.lock:
+            group = self.machine.group
+            if group is not None and self.machine.is_member:
+                group.left(self.now_ms(), "it was garbage collected")
+                self.machine.reading_changed()
+                self.advance()
+                limit = Deadline.after_ms(LEAVE_WAIT_S * 1000)
+                while group.membership.is_leaving and not limit.expired:
+                    self.wait(limit.remaining_s)
+        self.close()
 
     def died(self, error: BaseException) -> None:
         """A thread has ended by an error of our own: from now on, poll raises it."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -18,35 +16,29 @@ import pyarrow as pa
 
 from spark_broker.client import given
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.client.dividing import Divider
+from spark_broker.client.collected import make_ready
 from spark_broker.client.inputs import Conformed, conformed, tabular, within_size
 from spark_broker.client.keywords import ProducerSettings
-from spark_broker.client.lingering import Lingering, OutOfTimeError
-from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.outgoing import AppendResult
 from spark_broker.client.partition_queue import topic_gone
 from spark_broker.client.partitioner import partition_batch
+from spark_broker.client.producer_parts import ProducerParts
 from spark_broker.client.record_builder import (
     RECORD_OVERHEAD_BYTES,
     Headers,
-    RecordBuilder,
     to_bytes,
     to_pairs,
     to_timestamp_us,
 )
-from spark_broker.client.reentry import Within, refusal, refuse_within
+from spark_broker.client.reentry import Within, refuse_within
 from spark_broker.client.retry import Deadline
 from spark_broker.client.send_target import SendTarget, target_of
-from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
-from spark_broker.client.submission import Submission
-from spark_broker.client.transaction_state import ProducerTransaction
 from spark_broker.client.transactions import Offsets, TransactionManager, check_transactional, transaction_block
-from spark_broker.client.unseen import Unseen, WatchedFuture
+from spark_broker.client.unseen import WatchedFuture
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
-    BootstrapUnreachableError,
     BufferExhaustedError,
     ClosedError,
     InvalidTxnStateError,
@@ -55,10 +47,7 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.interrupts import interruptible
-from spark_broker.left_open import close_at_end
 from spark_broker.model import GroupMetadata, RecordMetadata, TopicPartition
-from spark_broker.protocol.frame import TRANSACTIONAL
-from spark_broker.transport.origin import Origin
 
 _T = TypeVar("_T")
 
@@ -101,31 +90,14 @@ class Producer(OfOneProcess):
         self._config = client_config(ProducerConfig, bootstrap_servers, config, keywords)
         if self._config.transactional_id:
             check_transactional(self._config)
-        compression = None if self._config.compression_type == "none" else self._config.compression_type
-        divider = Divider(TRANSACTIONAL if self._config.transactional_id else 0, compression)
-        self._metadata = ClusterMetadata.connect(self._config)
-        self._state = ProducerTransaction(self._refuse_appends) if self._config.transactional_id else None
-        self._origin = Origin()
-        self._sender = Sender(self._metadata, self._config, self._note_failure)
-        self._submission = Submission(self._sender, divider, self._note_failure)
-        self._unseen = Unseen()
-        self._lingering = Lingering(
-            self._dispatch,
-            linger_ms=self._config.linger_ms,
-            name=self._config.client_id or "producer",
-            died=self._sender.died,
-            unseen=self._unseen,
-            lost=self._note_failure,
-        )
-        self._transactions = self._open_transactions()
-        self._insides = (self, self._sender, self._lingering, self._transactions or self)
-        self._sticky_counter = count()
-        self._sticky: dict[str, int] = {}
+        make_ready()
+        self._parts = parts = ProducerParts(self._config)
+        self._origin, self._state = parts.origin, parts.state
+        self._metadata, self._sender, self._submission = parts.metadata, parts.sender, parts.submission
+        self._lingering, self._transactions = parts.lingering, parts.transactions
+        self._sticky, self._sticky_counter = parts.sticky, count()
         self._targets: dict[str, SendTarget] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-        self._closer = 0  # the thread whose `close` is under way, or was interrupted: the next one finishes it
-        close_at_end(self)
+        parts.belong_to(self)
 
     def append(self, topic: str, data: object, *, partition: int | None = None) -> Future[list[RecordMetadata]]:
         """Append a RecordBatch, Table, pandas frame, list of dicts, or what has `__arrow_c_stream__` (polars, duckdb).
@@ -146,7 +118,7 @@ class Producer(OfOneProcess):
     ) -> Future[list[RecordMetadata]]:
         """`append`. With `topic_id` the Future fails where that topic was deleted, also if another one has its name."""
         self._check_open()
-        refuse_within(*self._insides)
+        refuse_within(*self._parts.insides)
         with self._state or _ADMITTED:
             return self._append(topic, topic_id, data, partition)
 
@@ -160,14 +132,14 @@ class Producer(OfOneProcess):
                 raise BufferExhaustedError("earlier records of `send` still wait: there was no room for them in time")
             view = self._topic_with(topic, topic_id, deadline)
             view, rows = self._conformed(tabular(data), view, deadline, of_id=topic_id is not None)
-            parts = [part for batch in rows.batches for part in self._parts(view, batch, partition)]
+            parts = [part for batch in rows.batches for part in self._by_partition(view, batch, partition)]
             sized = [(p, piece) for p, part in parts for piece in within_size(part, view, divisible=rows.divisible)]
             self._sender.prepare(deadline)
         except ClosedError:
             raise
         except SparkBrokerError as error:
             return self._failed(error)
-        result = AppendResult(len(sized), self._unseen)
+        result = AppendResult(len(sized), self._parts.unseen)
         for index, (number, batch) in enumerate(sized):
             self._submission.submit(view, number, batch, result.part(index), deadline)
         return result.future
@@ -259,8 +231,8 @@ class Producer(OfOneProcess):
         """
         self._origin.check()  # before any lock, as everywhere
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
-        if refuse_within(*self._insides) is Within.CALLBACK:
-            self._check_nothing_else_left()
+        if refuse_within(*self._parts.insides) is Within.CALLBACK:
+            self._parts.check_nothing_else_left()
         limit_s = self._config.delivery_timeout_ms / 1000 + 5.0 if given_s is None else given_s
         deadline = Deadline.after_ms(limit_s * 1000)
         if not (self._lingering.hand_on(deadline=deadline) and self._sender.drain(deadline)):
@@ -342,37 +314,7 @@ class Producer(OfOneProcess):
         looked at, and why. Raises ReentrantCallError as `flush` does; in a done-callback, `close(0)` works.
         """
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
-        if self._origin.is_elsewhere:  # the parent's, whose threads hold its locks
-            return
-        if refuse_within(*self._insides) is Within.CALLBACK and given_s != 0:
-            self._check_nothing_else_left()
-        with self._lock:
-            if self._closed and self._closer != threading.get_ident():
-                return
-            self._closed, self._closer = True, threading.get_ident()
-        deadline = Deadline.after_ms(self._config.delivery_timeout_ms + 5000 if given_s is None else given_s * 1000)
-        if self._transactions is not None:
-            try:
-                self._transactions.close(deadline.remaining_ms)
-            except SparkBrokerError as error:
-                logger.warning("an open transaction was not aborted; its time-out will do so: %s", error)
-        if given_s == 0:
-            self._sender.close()  # What is handed on from now on fails, and does not wait for room.
-        self._lingering.close(deadline)
-        self._sender.drain(deadline)
-        self._sender.close()
-        self._metadata.close()
-        self._lingering.hand_on()  # what had no time fails
-        self._tell_of_unseen()
-        self._closer = 0
-
-    def _tell_of_unseen(self) -> None:
-        """In a transaction a failure is raised by its end."""
-        unseen = None if self._state is not None else self._unseen.report()
-        if unseen is not None:
-            logger.warning(
-                "%d sends and appends failed, and nobody looked at their Futures; the first of them: %s", *unseen
-            )
+        self._parts.close(given_s)
 
     def __enter__(self) -> Self:
         return self
@@ -382,54 +324,29 @@ class Producer(OfOneProcess):
     ) -> None:
         self.close(None if kind is None else CLOSE_AFTER_ERROR_S)
 
-    def _check_nothing_else_left(self) -> None:  # in a done-callback
-        if self._lingering.has_records() or self._sender.has_others():
-            raise refusal(Within.CALLBACK)
-
     def _check_open(self) -> None:
         self._origin.check()
-        if self._closed:
+        if self._parts.closed:
             raise ClosedError("the producer is closed")
-
-    def _open_transactions(self) -> TransactionManager | None:
-        if self._state is None:
-            return None
-        hand_on = partial(self._lingering.hand_on, None)
-        return TransactionManager(self._state, self._metadata, self._sender, hand_on, self._config)
 
     def _transactional(self) -> TransactionManager:
         self._check_open()
-        refuse_within(*self._insides, least=Within.CALLBACK)
+        refuse_within(*self._parts.insides, least=Within.CALLBACK)
         if self._transactions is None:
             raise InvalidTxnStateError(
                 "the producer has no transactional id", hint="Open it with `Producer(servers, transactional_id=...)`."
             )
         return self._transactions
 
-    def _refuse_appends(self, error: SparkBrokerError) -> None:
-        self._sender.refuse(error)
-
-    def _note_failure(self, error: SparkBrokerError) -> None:
-        """An append failed for good. Its transaction cannot be committed."""
-        if self._state is not None:
-            self._state.append_failed(error)
-
     def _failed(self, error: SparkBrokerError) -> Future[_T]:
-        self._note_failure(error)
-        future: Future[_T] = WatchedFuture(self._unseen)
+        self._parts.note_failure(error)
+        future: Future[_T] = WatchedFuture(self._parts.unseen)
         future.set_exception(error)
         return future
 
-    def _topic(self, name: str, deadline: Deadline) -> TopicView:
-        # The sender refreshes the topics in use. Only a topic's first append waits for a broker.
-        if (view := self._metadata.view.topic(name)) is None:
-            with interruptible():
-                view = self._metadata.topic(name, deadline)
-        return view
-
     def _topic_with(self, name: str, topic_id: str | None, deadline: Deadline) -> TopicView:
         """The topic with this id (None: with any). Raises `topic_gone` once that is certain."""
-        view = self._topic(name, deadline)
+        view = self._parts.topic(name, deadline)
         if topic_id in (None, view.topic_id):
             return view
         with interruptible():  # The broker that has answered may lag behind: the controller knows.
@@ -442,7 +359,7 @@ class Producer(OfOneProcess):
         """What `send` needs to know of a topic, in the current view of the cluster."""
         name = given.topic_name(name)
         cluster, deadline = self._metadata.view, Deadline.after_ms(self._config.max_block_ms)
-        view = self._topic(name, deadline)
+        view = self._parts.topic(name, deadline)
         if not view.has_default_schema:  # The topic may have been made again since.
             cluster = self._metadata.refresh(deadline)
             view = cluster.topic(name) or view
@@ -450,7 +367,9 @@ class Producer(OfOneProcess):
         self._targets[name] = target
         return target
 
-    def _parts(self, view: TopicView, batch: pa.RecordBatch, partition: int | None) -> list[tuple[int, pa.RecordBatch]]:
+    def _by_partition(
+        self, view: TopicView, batch: pa.RecordBatch, partition: int | None
+    ) -> list[tuple[int, pa.RecordBatch]]:
         if partition is not None:
             return [(self._checked(view, partition), batch)]
         return partition_batch(batch, view.key_columns, len(view.partitions), sticky=self._next_sticky(view))
@@ -479,22 +398,3 @@ class Producer(OfOneProcess):
         led_partitions = [state.partition for state in view.partitions if state.leader >= 0]
         usable = led_partitions or [state.partition for state in view.partitions]
         return usable[next(self._sticky_counter) % len(usable)]
-
-    def _dispatch(self, where: TopicPartition, builder: RecordBuilder, limit: Deadline | None) -> None:
-        """A slot of `send` is full or due. Records fail after max.block.ms; `limit` ends only the caller's wait."""
-        complete = builder.result.complete
-        deadline = Deadline.after_ms(self._config.max_block_ms)
-        soon = limit if limit is not None and limit.at_s < deadline.at_s else None
-        if self._sticky.get(where.topic) == where.partition:
-            self._sticky.pop(where.topic, None)
-        try:
-            view = self._topic(where.topic, soon or deadline)
-            self._sender.prepare(soon or deadline)
-            rows = builder.build()
-        except SparkBrokerError as error:
-            if soon is not None and (error.retriable or isinstance(error, BootstrapUnreachableError)):
-                raise OutOfTimeError from error
-            self._note_failure(error)
-            complete(error)
-        else:
-            self._submission.records(view, where.partition, rows, complete, deadline, soon)

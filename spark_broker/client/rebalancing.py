@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from spark_broker.client.consumer_machine import ConsumerMachine
-from spark_broker.client.consumer_threads import ConsumerThreads
+from spark_broker.client.consumer_threads import LEAVE_WAIT_S, ConsumerThreads
 from spark_broker.client.group_reading import Change, ChangeKind, GroupReading
 from spark_broker.client.membership import MemberPhase
 from spark_broker.client.rebalance_listener import RebalanceListener
@@ -25,9 +25,6 @@ _log = logging.getLogger(__name__)
 
 NOTE_S = 0.05
 """A poll is noted for max.poll.interval.ms at most this often: records come a million a second."""
-
-LEAVE_WAIT_S = 2.0
-"""How long a consumer that leaves waits for the answer. Without it, its partitions move when its session ends."""
 
 
 class Rebalancing:

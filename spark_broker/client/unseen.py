@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from spark_broker.errors import SparkBrokerError
+from spark_broker.errors import SparkBrokerError, again
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Unseen:
         """So many Futures failed with this error, and nobody has looked at them yet."""
         kind = type(error)
         with self._lock:
-            self._first.setdefault(kind, error)
+            self._first.setdefault(kind, again(error))  # Its frames would keep the producer alive.
             self._counts[kind] = self._counts.get(kind, 0) + count
 
     def seen(self, error: SparkBrokerError) -> None:

@@ -101,7 +101,7 @@ def refused(done):
 held, over = threading.Event(), threading.Event()
 
 def hold_all():
-    with producer._lock, producer._sender.lock, producer._metadata._lock, consumer._lock, admin._metadata._lock:
+    with producer._parts._lock, producer._sender.lock, producer._metadata._lock, consumer._lock, admin._metadata._lock:
         held.set()
         over.wait()
 

@@ -104,7 +104,7 @@ class Client:
         self.name = name
         close_at_end(self)
 
-    def close(self, timeout):
+    def close_left(self, timeout: float):
         print(self.name, 0.0 <= timeout <= 5.0)
         if self.name == "bad":
             raise ValueError("it cannot be closed")

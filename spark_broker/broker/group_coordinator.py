@@ -283,7 +283,7 @@ class GroupCoordinator(GroupShards):
             is_open = self._has_open_transaction(led)
             if isinstance(request, DeleteGroupRequest):
                 return led.shard.delete_group(group_id, self._now(), is_open)
-            partitions = known_partitions(request.partitions, self._manager.image)
+            partitions = known_partitions(request.partitions, self._manager.image, request.topic_ids)
             return led.shard.delete_offsets(group_id, partitions, self._now(), is_open)
 
         self._ask(group_id, reply, delete, lambda _: EmptyResponse())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from spark_broker.controller.image import MetadataImage
 from spark_broker.core.groups.records import MemberValue, OffsetValue, Partition
@@ -34,6 +35,8 @@ from spark_broker.protocol.messages import (
     TopicPartitions,
     TransactionalOffsetCommitRequest,
 )
+
+NO_IDS: Mapping[str, str] = MappingProxyType({})
 
 
 def topics_of(image: MetadataImage) -> Topics:
@@ -99,10 +102,20 @@ def _identified(committed: CommittedOffset, image: MetadataImage) -> Partition:
     return topic.topic_id, committed.partition
 
 
-def known_partitions(partitions: Iterable[tuple[str, int]], image: MetadataImage) -> list[Partition]:
-    """The partitions by their topics' ids, without those whose topic is not there: they have no offset."""
-    topics = ((image.topic(name), number) for name, number in partitions)
-    return [(topic.topic_id, number) for topic, number in topics if topic is not None]
+def known_partitions(
+    partitions: Iterable[tuple[str, int]], image: MetadataImage, topic_ids: Mapping[str, str] = NO_IDS
+) -> list[Partition]:
+    """The partitions by their topics' ids, without those whose topic is not there: they have no offset.
+
+    `topic_ids`: of topics, by name, where the request says which one it means.
+    """
+    named = ((topic_ids.get(name) or _id_of(name, image), number) for name, number in partitions)
+    return [(topic_id, number) for topic_id, number in named if topic_id]
+
+
+def _id_of(name: str, image: MetadataImage) -> str:
+    topic = image.topic(name)
+    return "" if topic is None else topic.topic_id
 
 
 def committed_offsets(offsets: Mapping[Partition, OffsetValue], topics: Topics) -> list[CommittedOffset]:

@@ -135,11 +135,13 @@ class GroupAdmin(ABC):
         deadline, name = self._deadline(), _group_id(group_id)
         chosen = list(dict.fromkeys(given.topic_partitions(partitions)))
         _check_there(self._metadata, chosen, deadline)
+        topic_ids = _topic_ids(self._metadata, chosen, deadline)
         coordinator = _existing(self._metadata, name, deadline)
         for first in range(0, len(chosen), PARTITIONS_AT_ONCE):
             some = [(tp.topic, tp.partition) for tp in chosen[first : first + PARTITIONS_AT_ONCE]]
             try:
-                coordinator.ask(DeleteGroupOffsetsRequest(name, some), EmptyResponse, deadline)
+                ids = {topic: topic_ids[topic] for topic, _ in some}
+                coordinator.ask(DeleteGroupOffsetsRequest(name, some, topic_ids=ids), EmptyResponse, deadline)
             except GroupIdNotFoundError:
                 if first == 0:
                     raise
@@ -357,6 +359,16 @@ def _check_there(metadata: ClusterMetadata, partitions: Iterable[TopicPartition]
     """Raises UnknownTopicOrPartitionError."""
     for tp in partitions:
         metadata.topic(tp.topic, deadline, partition=tp.partition)
+
+
+def _topic_ids(metadata: ClusterMetadata, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[str, str]:
+    """Of the topics that have these names now. Raises UnknownTopicOrPartitionError."""
+    names = list(dict.fromkeys(tp.topic for tp in partitions))
+    topics = metadata.all_recorded(names, deadline)
+    for name in names:
+        if name not in topics:
+            raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist any more")
+    return {name: topics[name].topic_id for name in names}
 
 
 def _alter(

@@ -220,13 +220,17 @@ def _measured(
 def bytes_alone(values: pa.Array) -> int:
     """How many bytes the values take where each stands for itself, also if many share one now."""
     kind = values.type
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) and _has_lengths(kind.value_type):
         lengths = pc.binary_length(values.dictionary).cast(pa.int64())
         return int(pc.sum(lengths.take(values.indices)).as_py() or 0)
     if pa.types.is_struct(kind):
         return sum(map(bytes_alone, values.flatten()))
     if pa.types.is_map(kind):
         return sum(map(bytes_alone, (values.keys, values.items)))
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return bytes_alone(values.flatten())
     return int(values.nbytes)
+
+
+def _has_lengths(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())

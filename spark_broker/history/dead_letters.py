@@ -79,7 +79,7 @@ def count_refused(rows: DataFrame, design: TableDesign, columns: Sequence[str]) 
         least(expr(f"CASE WHEN {REASON} IS NULL AND NOT ({each.holds}) THEN struct(_partition, _offset) END"))
         for each in kept
     )
-    count, *first = rows.agg(expr(f"count_if({REASON} IS NOT NULL)"), *changed).collect()[0]
+    count, *first = _completed(rows, design).agg(expr(f"count_if({REASON} IS NOT NULL)"), *changed).collect()[0]
     for each, place in zip(kept, first, strict=True):
         if place is not None:
             raise TieringStoppedError(

@@ -29,6 +29,16 @@ NULL_TEXTS = "'', '__HIVE_DEFAULT_PARTITION__'"
 """In a partition column, these texts are read back as null. (If it is NOT NULL, the table cannot be read then.)"""
 
 
+NAME_MAX_BYTES = 255
+"""Of a directory, in the file systems of Linux and in HDFS. A value of a partition column is a part of such a name."""
+
+WITH_NAMES = re.compile(r"(?!\w[\w+.-]*:)|(file|hdfs|viewfs|webhdfs):")
+"""How the path of a table begins whose store has directories with names of their own. An object store has none."""
+
+ESCAPED = r"[\x01-\x1f\x22#%\x27*/:=?\\\x7f{\[\]^]"
+"""Characters that are three in such a name: `%2F`. A regular expression of Python's and Java's."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """What each row must satisfy: an SQL expression that must be true."""
@@ -137,7 +147,26 @@ class TableDesign:
         there = {name.lower() for name in names}
         kept = [_kept_in_path(self.column(name)) for name in self.partitioned_by]
         kept += [_kept_with_length(column) for column in self.columns]
-        return [each for each in kept if each is not None and each.name.lower() in there]
+        return [each for each in kept if each is not None and each.name.lower() in there] + self._fit_into_names()
+
+    def _fit_into_names(self) -> list[Kept]:
+        """Of columns that the table is partitioned by, also by what it computes. A longer value fails each append."""
+        from pyspark.sql.types import BinaryType, StringType
+
+        has_random_names = (
+            self.properties.get("delta.randomizeFilePrefixes", "false").lower() == "true"
+            or self.properties.get("delta.columnMapping.mode", "none").lower() != "none"
+        )
+        if has_random_names or not WITH_NAMES.match(self.path):
+            return []
+        fit = []
+        for column in map(self.column, self.partitioned_by):
+            if isinstance(column.dataType, StringType | BinaryType):
+                room = NAME_MAX_BYTES - len(re.sub(ESCAPED, "%00", column.name).encode()) - len("=")
+                text = f"regexp_replace(CAST({quoted(column.name)} AS STRING), r'{ESCAPED}', '%00')"
+                why = f"it is a part of a directory's name, with {room} bytes at most"
+                fit.append(Kept(column.name, f"octet_length({text}) <= {room}", why))
+        return fit
 
     @property
     def holds_local_times(self) -> bool:

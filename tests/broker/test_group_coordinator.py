@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -34,6 +35,7 @@ from spark_broker.errors import (
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
     CommittedOffset,
+    DeleteGroupOffsetsRequest,
     DeleteGroupRequest,
     EmptyResponse,
     OffsetCommitRequest,
@@ -391,6 +393,18 @@ def test_a_deletion_for_another_leadership_deletes_nothing(rig: GroupRig) -> Non
     assert committed(coordinator, "g") == [5]
     coordinator.delete(DeleteGroupRequest("g", coordinator_epoch=0), answers.append)
     assert isinstance(answers.pop(), EmptyResponse)
+    assert committed(coordinator, "g") == []
+
+
+def test_a_deletion_for_an_earlier_topic_of_the_name_deletes_nothing(rig: GroupRig) -> None:
+    """Story: the answer was lost, and the nightly reload came before the next try. The group began anew."""
+    coordinator = rig.coordinator()
+    commit(coordinator, "g", 5)
+    answers: list[Answer] = []
+    for topic_id in (uuid.uuid4().hex, TOPIC_ID):
+        assert committed(coordinator, "g") == [5]
+        coordinator.delete(DeleteGroupOffsetsRequest("g", [("t", 0)], topic_ids={"t": topic_id}), answers.append)
+    assert answers == [EmptyResponse(), EmptyResponse()]
     assert committed(coordinator, "g") == []
 
 

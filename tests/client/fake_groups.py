@@ -90,7 +90,7 @@ class FakeGroups:
                 self._shard.delete_group(group_id, self._now(), self._is_open)
             case DeleteGroupOffsetsRequest(group_id, named):
                 self._check_coordinator(broker, group_id)
-                partitions = [(self._topics[topic].topic_id, number) for topic, number in named]
+                partitions = [(request.topic_ids[topic], number) for topic, number in named]
                 self._shard.delete_offsets(group_id, partitions, self._now(), self._is_open)
         self._forget(request.group_id)
         return EmptyResponse()

@@ -29,6 +29,7 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
     CallRequest,
     CommittedOffset,
+    DeleteGroupOffsetsRequest,
     DescribeGroupRequest,
     HistoryMetadata,
     ListGroupsRequest,
@@ -381,6 +382,24 @@ def test_offsets_are_deleted_once_also_where_their_group_goes_with_the_first_of_
     commit(topics, "g", 1)
     admin.delete_group_offsets("g", [T0, T0, T1])
     assert topics.committed == {}
+
+
+def test_a_deletion_of_offsets_names_the_topic_that_there_was(topics: FakeCluster, admin: Admin) -> None:
+    """So the next try deletes nothing of a topic that was created between the two."""
+
+    def lost(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, DeleteGroupOffsetsRequest):
+            asked.append(request.topic_ids)
+            if len(asked) == 1:
+                raise NetworkError("the answer was lost")
+        return None
+
+    asked: list[dict[str, str]] = []
+    commit(topics, "g", 1)
+    before = topics.topics["t"].topic_id
+    topics.call_hook = lost
+    admin.delete_group_offsets("g", [T0])
+    assert asked == [{"t": before}] * 2
 
 
 def test_some_offsets_are_deleted_where_nobody_reads(topics: FakeCluster, admin: Admin) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_broker.client.table_file import bytes_alone
 from tests.support.delta_files import append_file
 
 MIB = 1024 * 1024
@@ -94,3 +95,15 @@ def test_a_table_whose_rows_are_larger_than_their_file_is_read_in_parts(tmp_path
     rows, peak_kib = run(READ, tmp_path / "table")
     assert rows == 12_000
     assert peak_kib < 500 * 1024
+
+
+def test_what_values_take_alone_is_counted_at_any_depth() -> None:
+    shared = pa.DictionaryArray.from_arrays(pa.array([0, 0, None, 0], pa.int32()), pa.array(["x" * 1000]))
+    assert bytes_alone(shared) == 3000
+    assert bytes_alone(shared.slice(1, 2)) == 1000
+    assert bytes_alone(pa.ListArray.from_arrays(pa.array([0, 1, 4]), shared)) == 3000
+    assert bytes_alone(pa.LargeListArray.from_arrays(pa.array([0, 1, 4]), shared)) == 3000
+    assert bytes_alone(pa.StructArray.from_arrays([shared, pa.array(range(4))], ["text", "n"])) == 3000 + 4 * 8
+    keys = pa.array([b"k" * 10] * 4)
+    assert bytes_alone(pa.MapArray.from_arrays(pa.array([0, 4]), keys, shared)) == 3000 + keys.nbytes
+    assert bytes_alone(pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array([7]))) > 0, "no texts"

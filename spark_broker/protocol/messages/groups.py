@@ -20,6 +20,7 @@ from spark_broker.protocol.messages.common import (
     PartitionId,
     Text,
     TopicId,
+    TopicIdOrEmpty,
 )
 
 MemberEpoch = Annotated[int, Meta(ge=-2, le=2**63 - 1)]
@@ -161,7 +162,8 @@ class DeleteGroupRequest(Message, frozen=True):
 
 class DeleteGroupOffsetsRequest(Message, frozen=True):
     """To the group's coordinator: forget what is committed of topics that no member reads. Answered with
-    EmptyResponse. A partition without an offset is no error. `coordinator_epoch`: as in a commit.
+    EmptyResponse. A partition without an offset is no error. `coordinator_epoch`: as in a commit. `topic_ids`: of the
+    topics that are meant, by their names. A request that comes late, or is sent again, means no newer topic.
     """
 
     group_id: Name
@@ -169,3 +171,4 @@ class DeleteGroupOffsetsRequest(Message, frozen=True):
         default_factory=list
     )
     coordinator_epoch: Epoch = -1
+    topic_ids: Annotated[dict[Name, TopicIdOrEmpty], Meta(max_length=TOPICS_MAX)] = msgspec.field(default_factory=dict)

@@ -141,6 +141,33 @@ def test_an_empty_text_in_a_partition_column_is_judged_as_the_null_that_delta_st
     ]
 
 
+def test_a_text_that_is_too_long_for_a_directory_is_named_until_a_constraint_refuses_it(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, table: Path
+) -> None:
+    """Story: Java said that a file's name is too long, each time, and not which record it was."""
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id INT, region STRING, copy STRING GENERATED ALWAYS AS (concat(region, 'y'))) "
+        "USING delta PARTITIONED BY (copy)"
+    )
+    create(admin, "long", table, SCHEMA)
+    fit: list[Row] = [
+        {"id": id_, "region": region} for id_, region in enumerate(["x" * 249, "/" * 82 + "abc", "é" * 124 + "x", None])
+    ]
+    append(brokers, "long", *fit)
+    tier(brokers, admin, spark, "long")
+    assert in_table(spark, table, ["id", "region"]) == fit
+    append(brokers, "long", {"id": 4, "region": "x" * 250})
+    assert spark.tier(brokers.bootstrap_servers, "long")["error"] == "TIERING_STOPPED"
+    eventually(lambda: stopped(admin, "long"), 10, "the broker that is asked has heard of it")
+    why = stopped(admin, "long") or ""
+    assert f"column 'copy' of the table {table} cannot hold what the record at offset 4 of partition 0 has there" in why
+    assert "a directory's name, with 250 bytes at most" in why
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT short CHECK (region IS NULL OR octet_length(region) < 250)")
+    tier(brokers, admin, spark, "long")
+    assert in_table(spark, table, ["id", "region"]) == fit
+    assert [offset for offset, *_ in dead_letters(spark, table)] == [4]
+
+
 def test_dead_letters_keep_the_keys_of_maps(
     brokers: ProcessCluster, admin: Admin, spark: TiererProcess, table: Path
 ) -> None:

@@ -20,10 +20,14 @@ from spark_broker.protocol.arrow_message import assign, encode_batch
 from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
+    ConfirmHistoryRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
+    RaiseLogStartsRequest,
+    ReplicaFetched,
+    ReplicaStateResponse,
 )
 from spark_broker.protocol.schema import schema_to_bytes
 from tests.fuzz.targets import TARGETS, input_of
@@ -107,3 +111,23 @@ def test_a_projection_is_bounded_by_what_it_sends_and_not_by_what_is_stored() ->
     assert [frame.header.base_offset for frame in some] == [0, 100, 200]
     assert len(project_frames(frames, topic, ["s"], 1)) == 1
     assert len(project_frames(frames, topic, ["s"], 10_000_000)) == 10
+
+
+@pytest.mark.parametrize("start", [2**62 + 1, 2**63 - 1])
+def test_no_log_begins_where_nothing_can_be_appended_any_more(start: int) -> None:
+    """`extreme_attacks`: a partition whose start was raised to the last offset of all took no record, and no marker of
+    a transaction, for good: a log's start never falls.
+    """
+    topic_id = "0" * 32
+    beyond = (
+        RaiseLogStartsRequest(topic_id, [(0, start)]),
+        ConfirmHistoryRequest(topic_id, 0, "t", 0, 0, [0], [start]),
+        ReplicaFetched(topic_id, 0, 0, log_start_offset=start),
+        ReplicaFetched(topic_id, 0, 0, purge_offset=start),
+        ReplicaStateResponse(start, [], []),
+    )
+    for message in beyond:
+        with pytest.raises(InvalidRequestError):
+            wire.decode_message(wire.encode(message))
+    last = RaiseLogStartsRequest(topic_id, [(0, 2**62)])
+    assert wire.decode_request(wire.encode(last)) == last

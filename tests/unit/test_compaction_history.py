@@ -13,8 +13,10 @@ from spark_broker.testing.history import (
     Failed,
     History,
     Invoked,
+    Isolation,
     Polled,
     Positioned,
+    ReaderOpened,
     Run,
     Snapshot,
     Stored,
@@ -63,7 +65,9 @@ def test_a_record_that_comes_back_elsewhere_is_found() -> None:
 def removable(
     *invoked: Invoked, at: dict[int, int], aborted: tuple[int, ...] = (), read: tuple[Run, ...] = ()
 ) -> set[bytes]:
-    return removable_values(invoked, at, aborted, read)
+    return removable_values(
+        invoked, at, aborted, {v: at for run in read for at, v in enumerate(run.values, run.base_offset)}
+    )
 
 
 def test_a_key_of_another_partition_supersedes_nothing() -> None:
@@ -88,3 +92,19 @@ def test_an_append_that_failed_supersedes_nothing_where_nobody_read_it() -> None
     events = (Invoked(9, "w", P0, (b"b2",), keys=(b"b",)), Failed(9, "timed out"))
     assert judged(*events).ok
     assert kinds(judged(*events, rows=LEFT[1:])) == {ViolationKind.LOST}
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_an_append_without_an_answer_that_was_read_may_go_when_it_is_superseded(isolation: Isolation) -> None:
+    """Story: only a reader of uncommitted records had read it, and the nemesis said that what was read had changed."""
+    result = judged(
+        Invoked(9, "w", P0, (b"b2",), keys=(b"b",)),
+        Failed(9, "timed out"),
+        ReaderOpened("r", isolation),
+        Positioned("r", P0, 5),
+        Polled("r", P0, 5, (b"b2",)),
+        Invoked(10, "w", P0, (b"b3",), keys=(b"b",)),
+        Acknowledged(10, 6),
+        rows=(Stored(P0, 2, b"a2"), Stored(P0, 6, b"b3")),
+    )
+    assert result.ok

@@ -16,10 +16,11 @@ from spark_broker.protocol.messages.common import (
     Count,
     Epoch,
     ErrorCode,
+    LogStart,
+    LogStarts,
     Message,
     Name,
     Offset,
-    Offsets,
     PartitionId,
     Text,
     TopicId,
@@ -124,8 +125,8 @@ class ConfirmHistoryRequest(Message, frozen=True):
     table_id: Name
     version: Offset
     table_version: Offset
-    starts: Offsets
-    ends: Offsets
+    starts: LogStarts
+    ends: LogStarts
     quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     leader_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     end_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
@@ -139,7 +140,7 @@ class RaiseLogStartsRequest(Message, frozen=True):
     """
 
     topic_id: TopicId
-    starts: Annotated[list[tuple[PartitionId, Offset]], Meta(max_length=100_000)]
+    starts: Annotated[list[tuple[PartitionId, LogStart]], Meta(max_length=100_000)]
 
 
 class ReportTieringRequest(Message, frozen=True):

@@ -24,6 +24,10 @@ Epoch = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Offsets = Annotated[list[Offset], Meta(max_length=100_000)]
 """An offset for each partition of a topic."""
+LogStart = Annotated[int, Meta(ge=-1, le=2**62)]
+"""Where a log begins, by the word of another process. As many offsets again are left for what is appended: at the last
+offset of all, nothing could be, and no log's start falls."""
+LogStarts = Annotated[list[LogStart], Meta(max_length=100_000)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer without a range of its own: what Arrow and numpy can hold."""
 ErrorCode = Annotated[int, Meta(ge=-1, le=2**31 - 1)]

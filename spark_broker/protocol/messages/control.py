@@ -14,6 +14,7 @@ from spark_broker.protocol.messages.common import (
     ErrorCode,
     Int64,
     LogPlace,
+    LogStart,
     Message,
     Milliseconds,
     Name,
@@ -259,8 +260,8 @@ class ProducerStateEntry(Message, frozen=True):
 
 
 class ReplicaStateResponse(Message, frozen=True):
-    log_start_offset: Offset
+    log_start_offset: LogStart
     epochs: list[tuple[Epoch, Offset]]
     producers: list[ProducerStateEntry]
-    purge_offset: Offset = 0
+    purge_offset: LogStart = 0
     has_more: bool = False

@@ -12,6 +12,7 @@ from spark_broker.protocol.messages.common import (
     Epoch,
     ErrorCode,
     Int64,
+    LogStart,
     Message,
     Milliseconds,
     Name,
@@ -177,11 +178,11 @@ class ReplicaFetched(Message, frozen=True):
     error_message: Text = ""
     leader_epoch: Epoch = -1
     high_watermark: Offset = -1
-    log_start_offset: Offset = -1
+    log_start_offset: LogStart = -1
     diverging_epoch: Epoch = -1
     diverging_end_offset: Offset = -1
     length: Size = 0
-    purge_offset: Offset = 0
+    purge_offset: LogStart = 0
 
 
 class ReplicaFetchResponse(Message, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from spark_broker.model import TopicPartition
-from spark_broker.testing.history import Invoked, Run
+from spark_broker.testing.history import Invoked
 
 PartitionKey = tuple[TopicPartition, bytes]
 
@@ -14,18 +14,18 @@ def removable_values(
     invoked: Iterable[Invoked],
     base_offsets: Mapping[int, int],
     aborted: Iterable[int],
-    runs: Iterable[Run],
+    read: Mapping[bytes, int],
 ) -> set[bytes]:
     """Values of keyed appends that need not be there.
 
     `base_offsets`: of acknowledged operations. `aborted`: operations that were not committed, or may not have been:
-    they supersede nothing. `runs`: all that was read of committed records.
+    they supersede nothing. `read`: the offsets of all committed values that were read.
     """
     keyed = {operation.operation: operation for operation in invoked if operation.keys}
     if not keyed:
         return set()
     uncertain = set(aborted)
-    offsets = _read_offsets(runs)
+    offsets = dict(read)
     for number, base_offset in base_offsets.items():
         if number in keyed and number not in uncertain:
             offsets.update({value: base_offset + at for at, value in enumerate(keyed[number].values)})
@@ -45,7 +45,3 @@ def _records(appends: Iterable[Invoked]) -> Iterator[tuple[int, PartitionKey, by
     for append in appends:
         for at, (key, value) in enumerate(zip(append.keys, append.values, strict=True)):
             yield append.operation, (append.partition, key), value, at in append.tombstones
-
-
-def _read_offsets(runs: Iterable[Run]) -> dict[bytes, int]:
-    return {value: offset for run in runs for offset, value in enumerate(run.values, run.base_offset)}

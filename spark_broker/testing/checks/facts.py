@@ -218,8 +218,19 @@ class Facts:
             if transaction.outcome is not Outcome.COMMITTED
             for operation in transaction.operations
         ]
-        committed = (read.run for read in self.reads if read.isolation is Isolation.READ_COMMITTED)
-        return removable_values(self.invoked.values(), self.base_offsets, aborted, committed)
+        return removable_values(self.invoked.values(), self.base_offsets, aborted, self._read_offsets())
+
+    def _read_offsets(self) -> dict[bytes, int]:
+        """Of committed values that were read. Those of a plain append are committed, whoever reads them."""
+        return {
+            value: offset
+            for read in self.reads
+            for offset, value in enumerate(read.run.values, read.run.base_offset)
+            if self._shows_committed(read, value)
+        }
+
+    def _shows_committed(self, read: Read, value: bytes) -> bool:
+        return read.isolation is Isolation.READ_COMMITTED or self.outcome_of(value) is None
 
     def _put_back(self) -> None:
         """Take for there what compaction may have removed: it was there, at the offset that a client was given.
@@ -236,10 +247,9 @@ class Facts:
                         rows.setdefault(offset, value)
         for read in self.reads:
             rows = self.final.setdefault(read.run.partition, {})
-            if read.isolation is Isolation.READ_COMMITTED:
-                for offset, value in enumerate(read.run.values, read.run.base_offset):
-                    if value in removed:
-                        rows.setdefault(offset, value)
+            for offset, value in enumerate(read.run.values, read.run.base_offset):
+                if value in removed and self._shows_committed(read, value):
+                    rows.setdefault(offset, value)
         promised = (invoked for invoked in self.invoked.values() if self._is_promised(invoked))
         self.final_values |= removed.intersection(v for invoked in promised for v in invoked.values)
 

@@ -19,10 +19,11 @@ from spark_broker.transport.origin import Origin, after_fork
 
 
 class _End(NamedTuple):
-    """How to end a client. `fate`: for what that may raise."""
+    """How to end a client. `fate`: for what that may raise. `is_over`: whether it has ended already."""
 
     end: Callable[[], object]
     fate: Fate
+    is_over: Callable[[], bool]
     origin: Origin
 
 
@@ -50,8 +51,8 @@ class _Collector:
     def _read(self) -> None:
         while True:
             end = self._gone.get()
-            if end.origin.is_elsewhere:
-                continue  # Its threads are the parent's.
+            if end.origin.is_elsewhere or end.is_over():
+                continue  # Its threads are the parent's, or there are none.
             try:  # It may wait for brokers, and the next one's are other ones.
                 begin("collected-client", end.fate, end.end)
             except NoThreadError:
@@ -66,11 +67,11 @@ def make_ready() -> None:
     _collector.make_ready()
 
 
-def end_with(client: object, end: Callable[[], object], fate: Fate) -> None:
-    """Have `end` called in another thread once nobody has the client any more. What `end` refers to must not refer to
-    the client. `fate`: for what it may raise. It is not called when the interpreter ends.
+def end_with(client: object, end: Callable[[], object], fate: Fate, is_over: Callable[[], bool]) -> None:
+    """Have `end` called in another thread once nobody has the client any more, unless it `is_over`. What these refer to
+    must not refer to the client. `fate`: for what `end` may raise. Nothing is called when the interpreter ends.
     """
-    weakref.finalize(client, _collected, _End(end, fate, Origin())).atexit = False
+    weakref.finalize(client, _collected, _End(end, fate, is_over, Origin())).atexit = False
 
 
 def _collected(end: _End) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from spark_broker.client import given
-from spark_broker.client.collected import end_with, make_ready
+from spark_broker.client.collected import make_ready
 from spark_broker.client.committing import Committing
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ConsumerThreads
@@ -100,7 +100,7 @@ class Consumer(OfOneProcess):
         self._origin = Origin()
         self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff, membership=membership)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
-        end_with(self, self._threads.end_collected, self._threads.died)
+        self._threads.belong_to(self)
         self._rebalancing = Rebalancing(self._machine, self._threads, self._config, self._check_open)
         self._lock = self._threads.lock
         self._closing = Turn()

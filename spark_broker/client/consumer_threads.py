@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.collected import end_with
 from spark_broker.client.consumer_effects import (
     BreakFetch,
     CommitOffsets,
@@ -138,10 +139,12 @@ class ConsumerThreads:
                 for thread in self._threads:
                     thread.join(JOIN_TIMEOUT_S)
 
-    def end_collected(self) -> None:
+    def belong_to(self, consumer: object) -> None:
+        """End with the consumer."""
+        end_with(consumer, self._end_collected, self.died, lambda: self.machine.closed)
+
+    def _end_collected(self) -> None:
         """Nobody has the consumer any more. Its group gets its partitions at once."""
-        if self.machine.closed:
-            return
         _log.warning("a consumer was garbage collected without close(): what it read last is not committed")
         with self.lock:
             group = self.machine.group

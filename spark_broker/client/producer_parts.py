@@ -68,7 +68,7 @@ class ProducerParts:
     def belong_to(self, producer: object) -> None:
         """End with the producer, or with the interpreter."""
         self._producer = weakref.ref(producer)
-        end_with(producer, self._end_collected, self.sender.died)
+        end_with(producer, self._end_collected, self.sender.died, self._ended.is_set)
         close_at_end(self)
 
     @property
@@ -121,8 +121,6 @@ class ProducerParts:
 
     def _end_collected(self) -> None:
         """Nobody has the producer any more."""
-        if self._ended.is_set() or self.origin.is_elsewhere:
-            return
         if self._closer:  # The interpreter ends; or a `close` was interrupted before it had begun.
             self._ended.wait(self._limit_ms / 1000)
             self._closer = 0

@@ -375,8 +375,13 @@ class Channel:
             self.loop.loop.add_writer(self._fd, self._writable)
 
     def _hold_back(self) -> None:
-        """Receive nothing from a peer that takes nothing: `_writable` resumes."""
-        if not self.closed and self._unsent > UNSENT_MAX_BYTES:
+        """Receive nothing from a peer that takes nothing, if `_writable` will be called, which resumes.
+
+        In the midst of a `send`, much may wait that the system takes at once.
+        """
+        with self._lock:
+            holds = self._writing and self._unsent > UNSENT_MAX_BYTES
+        if holds and not self.closed:
             self.pause(UNSENT)
 
     def _writable(self) -> None:
@@ -389,9 +394,10 @@ class Channel:
                 self._writing = False
                 self.loop.loop.remove_writer(self._fd)
             self._less.notify_all()
+            goes_on = self._unsent <= UNSENT_MAX_BYTES // 2
         self._after(done)
         self._hold_back()
-        if self._unsent <= UNSENT_MAX_BYTES // 2:
+        if goes_on:
             self.resume(UNSENT)
 
     def _done(self) -> list[Unsent]:

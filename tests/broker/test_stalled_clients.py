@@ -24,16 +24,21 @@ READERS = 20
 RECORDS, RECORD_BYTES = 60, 1_000_000
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    config = {"fetch.answers.max.bytes": BUDGET_MB << 20, "socket.send.timeout.ms": SEND_TIMEOUT_MS}
-    base = tmp_path_factory.mktemp("cluster")
+@contextmanager
+def serving(base: Path, send_timeout_ms: int) -> Iterator[ProcessCluster]:
+    config = {"fetch.answers.max.bytes": BUDGET_MB << 20, "socket.send.timeout.ms": send_timeout_ms}
     with ProcessCluster(base, 1, config, output=base) as cluster:
         with Admin(cluster.bootstrap_servers) as admin:
             admin.create_topic(NewTopic("large", 1, 1, config={"max.message.bytes": 4 << 20}))
         with Producer(cluster.bootstrap_servers) as producer:
             for _ in range(RECORDS):
                 producer.append("large", [{"value": os.urandom(RECORD_BYTES)}]).result(60)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with serving(tmp_path_factory.mktemp("cluster"), SEND_TIMEOUT_MS) as cluster:
         yield cluster
 
 
@@ -108,8 +113,8 @@ def test_readers_that_take_nothing_hold_a_bounded_amount_of_memory_and_are_disco
     assert "NetworkError" in told
 
 
-def test_readers_that_are_frozen_for_a_moment_are_not_disconnected(cluster: ProcessCluster) -> None:
-    with stalled(cluster, 2) as readers:
+def test_readers_that_are_frozen_for_less_than_the_time_out_are_not_disconnected(tmp_path: Path) -> None:
+    with serving(tmp_path, send_timeout_ms=60_000) as cluster, stalled(cluster, 2) as readers:
         readers.freeze()
         assert read_everything(cluster) == RECORDS
         readers.thaw()

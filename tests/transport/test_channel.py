@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +16,7 @@ import pytest
 from spark_broker.errors import NetworkError, RequestTimedOutError
 from spark_broker.protocol.wire import Buffer
 from spark_broker.transport import channel as channel_module
+from spark_broker.transport import sockets
 from spark_broker.transport.channel import UNSENT, UNSENT_MAX_BYTES, Channel
 from spark_broker.transport.frames import Frame, FrameHeader, FrameReader, Operation, encode
 from spark_broker.transport.io_loop import SCRATCH_BYTES, IoLoop
@@ -350,6 +353,54 @@ def test_a_peer_that_is_answered_at_once_and_takes_nothing_is_read_no_further(lo
         eventually(lambda: UNSENT in channel._paused, WAIT_S, "the peer is not read")
         turn(loop)
         assert answered <= 2 * SCRATCH_BYTES / len(small), "what one read brought, and a part of one before"
+
+
+@pytest.mark.parametrize("is_written_to_before", [False, True])
+def test_a_frame_that_comes_in_the_midst_of_a_large_answer_is_not_the_last(
+    loop: IoLoop, monkeypatch: pytest.MonkeyPatch, is_written_to_before: bool
+) -> None:
+    """Story: the next request came while a thread sent an answer of megabytes. The thread of the loop saw all of that
+    waiting, and received no more until somebody would have written the rest. But the system took it at once, so nobody
+    was to write anything: a reader heard nothing for 30 s, until its own time-out.
+    """
+    received: list[Frame] = []
+    real = sockets.write_some
+    with connected(loop, on_frame=received.append) as (channel, peer):
+        sock = peer.sock
+        taken = threading.Thread(target=peer.read, daemon=True)
+
+        def write_some(mine: socket.socket, parts: deque[memoryview]) -> int:
+            if threading.current_thread() is threading.main_thread() and len(received) == before:
+                sock.sendall(b"".join(frame(1)))
+                # The loop's thread may wait for this thread after it has handed the frame on.
+                eventually(lambda: len(received) > before, WAIT_S, "the frame")
+                with contextlib.suppress(TimeoutError):
+                    eventually(lambda: UNSENT in channel._paused, 0.3)
+            if threading.current_thread() is not threading.main_thread():
+                return real(mine, parts)
+            taking = True
+            count = 0
+            while parts and taking:  # The system has room for all of it.
+                try:
+                    count += real(mine, parts)
+                except BlockingIOError:
+                    eventually(lambda: select.select([], [mine], [], 0)[1], WAIT_S)
+            return count
+
+        if is_written_to_before:  # The loop's thread has written the rest of something once.
+            channel.send(encode(Operation.MESSAGE, bytes(16 << 20), stream=1))
+            taken.start()
+            eventually(lambda: not channel.unsent_bytes and not channel._paused, WAIT_S, "it is taken")
+        else:
+            taken.start()
+        before = len(received)
+        monkeypatch.setattr(channel_module, "write_some", write_some)
+        channel.send(encode(Operation.MESSAGE, bytes(UNSENT_MAX_BYTES + 1), stream=1))
+        monkeypatch.setattr(channel_module, "write_some", real)
+        sock.sendall(b"".join(frame(2)))
+        eventually(lambda: numbers(received)[-1] == 2, WAIT_S, "the next frame")
+        channel.close("the test is over")
+        taken.join(WAIT_S)
 
 
 class Clock:

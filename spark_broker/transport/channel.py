@@ -379,6 +379,8 @@ class Channel:
 
         In the midst of a `send`, much may wait that the system takes at once.
         """
+        if self._unsent <= UNSENT_MAX_BYTES:  # This runs for each frame. Whoever sends more looks again.
+            return
         with self._lock:
             holds = self._writing and self._unsent > UNSENT_MAX_BYTES
         if holds and not self.closed:

@@ -25,6 +25,7 @@ class BrokerSession:
         self._stream = stream
         self._waiting: queue.Queue[Message | None] = queue.Queue(MAX_WAITING_MESSAGES)
         self._closed = threading.Event()
+        self._given_up = False  # what waits is not sent, and nothing tells the thread that sends of the end
         self._sender = begin(f"session-{session_id}", on_bug, self._send_all)
 
     @property
@@ -53,10 +54,11 @@ class BrokerSession:
             self._waiting.put_nowait(message)
         except queue.Full:
             logger.warning("session %d: the broker takes no messages; its session is given up", self.session_id)
+            self._given_up = True
             self._closed.set()
 
     def _send_all(self) -> None:
-        while (message := self._waiting.get()) is not None:
+        while not self._given_up and (message := self._waiting.get()) is not None:
             try:
                 self._stream.send(message)
             except NetworkError:

@@ -244,6 +244,24 @@ def test_the_thread_that_sends_to_a_broker_ends_the_controller() -> None:
     assert ends.bug() is BUG
 
 
+def test_the_thread_that_sends_to_a_broker_ends_with_a_session_that_was_given_up() -> None:
+    """Story: the broker stood still, and 10,000 messages waited. It went on and took them: the thread stayed."""
+    goes_on = threading.Event()
+
+    class Stream:
+        def send(self, message: object) -> None:
+            assert goes_on.wait(WAIT_S)
+
+    ends = Ends()
+    session = BrokerSession(987_654, cast("ServerStream", Stream()), ends)
+    while not session.closed:
+        session.send(EmptyResponse())
+    session.close()
+    goes_on.set()
+    session.wait_sent(WAIT_S)
+    assert not [thread for thread in threading.enumerate() if thread.name == "session-987654"]
+
+
 def test_the_controllers_loop_ends_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends()
     log = MetadataLog(LocalStore(str(tmp_path)), records_between_snapshots=100, snapshots_kept=1)

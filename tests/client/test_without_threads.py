@@ -58,7 +58,7 @@ def test_a_batch_that_gets_no_thread_in_time_says_why(cluster: FakeCluster, monk
 
 @pytest.mark.parametrize(("group", "thread"), [("", "fetch-"), ("g", "fetch-"), ("g", "-heartbeat")])
 def test_a_consumer_that_got_no_thread_reads_once_there_is_one(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, group: str, thread: str
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil, group: str, thread: str
 ) -> None:
     """Story: it read nothing any more, without an error, and its close failed."""
     cluster.create("t", 1)
@@ -70,11 +70,11 @@ def test_a_consumer_that_got_no_thread_reads_once_there_is_one(
             consumer.poll(WAIT_S)
     with consumer:
         assert [batch.base_offset for batch in polled(consumer)] == [0]
-    assert not left("consumer", "fetch-")
+    wait_until(lambda: not left("consumer", "fetch-"), "its threads end")
 
 
 def test_a_consumer_that_is_closed_without_a_thread_for_its_leader_ends(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     cluster.create("t", 1)
     with no_threads(monkeypatch, named("fetch-")):
@@ -83,7 +83,7 @@ def test_a_consumer_that_is_closed_without_a_thread_for_its_leader_ends(
         with pytest.raises(NoThreadError):
             consumer.poll(WAIT_S)
         consumer.close()
-    assert not left("consumer", "fetch-")
+    wait_until(lambda: not left("consumer", "fetch-"), "its threads end")
 
 
 def polled(consumer: Consumer) -> list[ConsumedBatch]:

@@ -3,7 +3,8 @@
 A controller that starts knows which brokers had replicas. If none of them comes back, and others are live, these are a
 new cluster over the old metadata. Partitions of which the topic's table has the history begin anew on them, at its end
 (`Replica.begins_anew`); internal partitions begin empty. What was only on the disks is lost: committed offsets of
-groups, and records that were not tiered yet.
+groups, and records that were not tiered yet. Fewer brokers than replicas are enough to begin with: partitions get the
+replicas that they lack when further brokers come (`healing.fill_up`).
 
 Topics without a history wait for an operator: with the disks, they would lose everything. So do those whose history was
 not found in their table, until a tierer finds it there.
@@ -36,7 +37,8 @@ def begin_anew(image: MetadataImage, lost: Collection[int]) -> tuple[MetadataRec
         gone = state.leader == NO_LEADER and set(state.replicas) <= set(lost)
         if not gone or not (topic.internal or _has_history(topic)):
             continue
-        (replicas,) = place(live, loads, 1, min(len(live), len(state.target_replicas)))
+        wanted = len(state.target_replicas) + state.lacking
+        (replicas,) = place(live, loads, 1, min(len(live), wanted))
         record = change(
             topic,
             number,
@@ -46,6 +48,7 @@ def begin_anew(image: MetadataImage, lost: Collection[int]) -> tuple[MetadataRec
             replicas=replicas,
             adding=(),
             removing=(),
+            lacking=wanted - len(replicas),
             unclean=True,
         )
         records += [] if record is None else [record]

@@ -1,4 +1,4 @@
-"""Self-healing: the replicas of brokers that stay away are rebuilt on live brokers."""
+"""Self-healing: the replicas of brokers that stay away, and those that a partition lacks, are built on live brokers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,48 @@ def heal(
             budget -= bool(started) and not state.reassigning
             records += started
     return tuple(records)
+
+
+def fill_up(image: MetadataImage, max_moves: int, disks: Disks = ALL_WELL) -> tuple[MetadataRecord, ...]:
+    """Begin to build the replicas that partitions lack, as far as there are live brokers for them, at most `max_moves`
+    partitions at once.
+    """
+    lacking = [
+        (topic, number, state)
+        for topic, number, state in image.partitions()
+        if state.lacking and state.leader != NO_LEADER and not state.reassigning
+    ]
+    if not lacking:
+        return ()
+    budget = max_moves - moves_in_progress(image)
+    loads, live = loads_of(image), image.live_brokers()
+    share = -(-sum(loads.leaders[broker.id] for broker in live) // max(len(live), 1))
+    records: list[MetadataRecord] = []
+    for topic, number, state in lacking:
+        target = _filled_up(image, state, loads, share) if budget > 0 else list(state.replicas)
+        if added := len(target) - len(state.replicas):
+            records += move(image, topic, number, state, target, disks, lacking=state.lacking - added)
+            budget -= 1
+    return tuple(records)
+
+
+def _filled_up(image: MetadataImage, state: PartitionRegistration, loads: Loads, share: int) -> list[int]:
+    """The replicas with those that it lacks. A new one is to lead where its broker leads less than its `share`, and the
+    other one more.
+    """
+    target = list(state.replicas)
+    for _ in range(state.lacking):
+        new_broker = replacement(image, target, (), loads, leads=False)
+        if new_broker is None:
+            break
+        loads.replicas[new_broker] += 1
+        if loads.leaders[new_broker] < share < loads.leaders[target[0]]:
+            loads.leaders[target[0]] -= 1
+            loads.leaders[new_broker] += 1
+            target.insert(0, new_broker)
+        else:
+            target.append(new_broker)
+    return target
 
 
 def _healed(image: MetadataImage, state: PartitionRegistration, gone: Collection[int], loads: Loads) -> list[int]:

@@ -10,7 +10,7 @@ from spark_broker.controller.absence import Absences
 from spark_broker.controller.cluster_loss import begin_anew
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.fencing import drop_absent
-from spark_broker.controller.healing import heal
+from spark_broker.controller.healing import fill_up, heal
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.leader_balance import balance_leaders
 from spark_broker.controller.log_ends import LogEnds
@@ -68,6 +68,7 @@ class Housekeeping:
             ("unclean.leader.election.enable of the topic", self._elect_allowed),
             ("every broker that had replicas stays away: their disks count as lost", self._begin_anew),
             ("replicas move away from brokers that stay away", self._heal),
+            ("there are brokers for replicas that were lacking", self._fill_up),
             ("moves of replicas end", self._complete_moves),
             ("replicas move to brokers that joined", self._share),
             ("preferred replicas lead again", self._balance_leaders),
@@ -87,6 +88,10 @@ class Housekeeping:
     def _heal(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.replica_reassignment_delay_ms, now_ms)
         return heal(image, away, self.config.replica_reassignment_max_partitions, self.disks) if away else ()
+
+    def _fill_up(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
+        del now_ms
+        return fill_up(image, self.config.replica_reassignment_max_partitions, self.disks)
 
     def _complete_moves(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         del now_ms

@@ -102,6 +102,7 @@ class PartitionRegistration:
     elr: tuple[int, ...] = ()  # Invariant: empty while the ISR has the minimum
     last_known_elr: tuple[int, ...] = ()  # left ISR or ELR and may lack records; empty while the ISR has the minimum
     unclean_epoch: int = -1  # the newest leader epoch that began uncleanly; -1: there was none
+    lacking: int = 0  # Invariant: never below 0. How many more replicas it is to have, once there are brokers
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
@@ -381,6 +382,7 @@ class _Builder:
                     elr=tuple(record.elr),
                     last_known_elr=tuple(record.last_known_elr),
                     unclean_epoch=record.unclean_epoch,
+                    lacking=record.lacking,
                 )
             )
         )
@@ -414,6 +416,7 @@ def changed_partition(state: PartitionRegistration, record: PartitionChangeRecor
             elr=state.elr if record.elr is None else tuple(record.elr),
             last_known_elr=state.last_known_elr if record.last_known_elr is None else tuple(record.last_known_elr),
             unclean_epoch=next_leader_epoch if record.unclean else state.unclean_epoch,
+            lacking=state.lacking if record.lacking is None else record.lacking,
         )
     )
 
@@ -433,6 +436,7 @@ def _checked(state: PartitionRegistration) -> PartitionRegistration:
     moving = set(state.adding) <= set(state.replicas) and set(state.removing) <= set(state.replicas)
     invariant(moving, "adding %s and removing %s of the replicas %s", state.adding, state.removing, state.replicas)
     invariant(bool(state.replicas) and len(set(state.replicas)) == len(state.replicas), "replicas %s", state.replicas)
+    invariant(state.lacking >= 0, "%d replicas are lacking", state.lacking)
     return state
 
 

@@ -32,6 +32,7 @@ def change(
     replicas: Sequence[int] | None = None,
     adding: Sequence[int] | None = None,
     removing: Sequence[int] | None = None,
+    lacking: int | None = None,
     lost: Collection[int] = (),
     damaged: Collection[int] = (),
     unclean: bool = False,
@@ -51,6 +52,7 @@ def change(
         adding=state.adding if adding is None else tuple(adding),
         removing=state.removing if removing is None else tuple(removing),
         unclean_epoch=state.unclean_epoch,
+        lacking=state.lacking if lacking is None else lacking,
     )
     if not unclean and len(target.isr) < min(min_insync_replicas(topic), len(target.replicas)):
         target = _with_eligible(state, target, lost, damaged)
@@ -90,4 +92,5 @@ def _difference(
         elr=changed("elr"),
         last_known_elr=changed("last_known_elr"),
         unclean=unclean,
+        lacking=None if after.lacking == before.lacking else after.lacking,
     )

@@ -23,7 +23,8 @@ def reassign(image: MetadataImage, request: ReassignPartitionRequest, disks: Dis
     InconsistentTopicIdError, InvalidReplicaAssignmentError."""
     topic, state = named_partition(image, request.topic, request.partition, request.topic_id)
     check_assignment(image, request.replicas)
-    return Decision(tuple(move(image, topic, request.partition, state, request.replicas, disks)), EmptyResponse())
+    moved = move(image, topic, request.partition, state, request.replicas, disks, lacking=0)
+    return Decision(tuple(moved), EmptyResponse())
 
 
 def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
@@ -41,8 +42,11 @@ def move(
     state: PartitionRegistration,
     target: Sequence[int],
     disks: Disks = ALL_WELL,
+    *,
+    lacking: int | None = None,
 ) -> list[MetadataRecord]:
     """The records that start the move (and end it, where no replica has to be created). It replaces a running move.
+    `lacking`: how many replicas the partition is to get later; None: as many as before.
 
     Current replicas that are not targets stay until the end as `removing`; so do ISR members of a replaced move.
     """
@@ -53,6 +57,7 @@ def move(
         replicas=(*target, *(r for r in state.replicas if r not in target and _stays(state, r))),
         adding=tuple(r for r in target if r not in state.isr and (r not in state.replicas or r in state.adding)),
         removing=tuple(r for r in state.replicas if r not in target and _stays(state, r)),
+        lacking=lacking,
     )
     if record is None:
         return []

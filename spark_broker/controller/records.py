@@ -16,6 +16,7 @@ from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.messages.common import (
     BrokerId,
     Brokers,
+    Count,
     Epoch,
     LogPlace,
     Name,
@@ -156,6 +157,7 @@ class PartitionRecord(Record, frozen=True, tag=10):
     elr: Brokers = []
     last_known_elr: Brokers = []
     unclean_epoch: Epoch = -1
+    lacking: Count = 0
 
 
 class PartitionChangeRecord(Record, frozen=True, tag=11):
@@ -178,6 +180,7 @@ class PartitionChangeRecord(Record, frozen=True, tag=11):
     last_known_elr: Brokers | None = None
     unclean: bool = False
     leader_epoch: Epoch | None = None
+    lacking: Count | None = None
 
 
 class OlderMetadataRecord(Record, frozen=True, tag=17):

@@ -119,4 +119,5 @@ def partition_record(topic_id: str, partition: int, state: PartitionRegistration
         elr=list(state.elr),
         last_known_elr=list(state.last_known_elr),
         unclean_epoch=state.unclean_epoch,
+        lacking=state.lacking,
     )

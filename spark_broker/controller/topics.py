@@ -272,7 +272,8 @@ def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, di
     if request.total <= have:
         raise InvalidPartitionsError(f"topic {topic.name} has {have} partitions, {request.total} were asked for")
     _check_partitions(request.total)
-    factor = len(topic.partitions[0].target_replicas)
+    first = topic.partitions[0]
+    factor = len(first.target_replicas) + first.lacking
     replicas = _place(image, request.total - have, factor, disks)
     return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas, disks)), EmptyResponse())
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from spark_broker.controller.image import MetadataImage, PartitionRegistration
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
+from spark_broker.errors import InvalidReplicationFactorError
 from spark_broker.model import NO_LEADER
-from spark_broker.protocol.messages import ConfirmHistoryRequest, EnsureOffsetsTopicRequest, ReportTieringRequest
-from tests.unit.controller.cluster import Cluster
+from spark_broker.protocol.messages import (
+    ConfirmHistoryRequest,
+    CreatePartitionsRequest,
+    EnsureOffsetsTopicRequest,
+    ReassignPartitionRequest,
+    ReportTieringRequest,
+)
+from tests.unit.controller.cluster import Cluster, catch_up
 
 DELAY_MS = 60_000
 
@@ -27,6 +37,19 @@ def before() -> MetadataImage:
 
 def partitions(cluster: Cluster, name: str) -> list[PartitionRegistration]:
     return list(cluster.topic(name).partitions)
+
+
+def settle(cluster: Cluster, alive: list[int]) -> None:
+    """Time passes and replicas catch up until nothing moves any more. A snapshot has everything."""
+    names = ("table", "__consumer_offsets")
+    for _ in range(200):
+        cluster.pass_time(500, alive=alive)
+        changed = [catch_up(cluster, name) for name in names]
+        moving = any(state.reassigning for name in names for state in partitions(cluster, name))
+        assert image_from_snapshot(to_records(cluster.image), cluster.image.next_offset) == cluster.image
+        if not any(changed) and not moving:
+            return
+    raise AssertionError("the replicas never come to rest")
 
 
 def test_topics_with_a_history_go_on_over_new_brokers_and_others_wait(before: MetadataImage) -> None:
@@ -85,3 +108,47 @@ def test_the_delay_may_say_never(before: MetadataImage) -> None:
     cluster.start_broker("new-a")
     cluster.pass_time(3 * DELAY_MS, alive=[3])
     assert {state.leader for state in partitions(cluster, "table")} == {NO_LEADER}
+
+
+def test_a_topic_has_as_many_replicas_as_before_once_there_are_brokers_for_them(before: MetadataImage) -> None:
+    """Story: one broker was there a second before the others. The topics had one replica from then on, and each further
+    broker took it over.
+    """
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    cluster.pass_time(DELAY_MS + 5_000, alive=[3])
+    assert {state.replicas for state in partitions(cluster, "table")} == {(3,)}
+    second = cluster.start_broker("new-b")  # It takes over an old id, as the third one does.
+    settle(cluster, [3, second])
+    assert {frozenset(state.replicas) for state in partitions(cluster, "table")} == {frozenset({3, second})}
+    third = cluster.start_broker("new-c")
+    settle(cluster, [3, second, third])
+    topics = ("table", "__consumer_offsets")
+    for name in topics:
+        states = partitions(cluster, name)
+        assert {(frozenset(state.replicas), state.lacking) for state in states} == {(frozenset({3, second, third}), 0)}
+    preferred = Counter(state.replicas[0] for name in topics for state in partitions(cluster, name))
+    assert set(preferred) == {3, second, third}
+    assert max(preferred.values()) - min(preferred.values()) <= 2, "leaders are spread"
+
+
+def test_a_partition_that_lacks_replicas_may_lose_the_broker_that_it_has(before: MetadataImage) -> None:
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    cluster.pass_time(DELAY_MS + 5_000, alive=[3])
+    cluster = Cluster(cluster.image)
+    cluster.start_broker("new-b")
+    cluster.pass_time(DELAY_MS + 5_000, alive=[4])
+    assert {(state.replicas, state.lacking) for state in partitions(cluster, "table")} == {((4,), 2)}
+
+
+def test_whoever_names_the_replicas_of_a_partition_says_how_many_it_has(before: MetadataImage) -> None:
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    cluster.pass_time(DELAY_MS + 5_000, alive=[3])
+    with pytest.raises(InvalidReplicationFactorError):
+        cluster.call(CreatePartitionsRequest("table", 3))
+    cluster.call(ReassignPartitionRequest("table", 0, [3]))
+    second = cluster.start_broker("new-b")
+    settle(cluster, [3, second])
+    assert [(len(state.replicas), state.lacking) for state in partitions(cluster, "table")] == [(1, 0), (2, 1)]

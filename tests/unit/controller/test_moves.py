@@ -18,21 +18,7 @@ from spark_broker.protocol.messages import (
     IsrMember,
     ReassignPartitionRequest,
 )
-from tests.unit.controller.cluster import Cluster, registration
-
-
-def catch_up(cluster: Cluster, name: str = "t") -> int:
-    """Every live replica joins its ISR; returns how many partitions changed."""
-    changed = 0
-    topic = cluster.topic(name)
-    for number, state in enumerate(topic.partitions):
-        isr = [b for b in state.replicas if b in state.isr or cluster.image.is_live(b)]
-        if state.leader != -1 and set(isr) != set(state.isr):
-            members = [IsrMember(b, cluster.image.brokers[b].epoch) for b in isr]
-            change = AlterIsr(topic.topic_id, number, state.leader_epoch, state.partition_epoch, members)
-            cluster.call(AlterPartitionRequest(state.leader, cluster.image.brokers[state.leader].epoch, [change]))
-            changed += 1
-    return changed
+from tests.unit.controller.cluster import Cluster, catch_up, registration
 
 
 def settle(cluster: Cluster, alive: list[int]) -> None:

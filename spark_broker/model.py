@@ -191,7 +191,8 @@ class HistoryInfo:
                 "no run of the cluster's own is known: its driver has just begun, its session has no Delta, or "
                 "tiering.interval.ms is -1; jobs/tier.py is a run"
             )
-        when = f"the cluster's next run begins in {self.next_run_s:.0f} s"
+        seconds = round(self.next_run_s)
+        when = f"the cluster's next run begins in {seconds} s" if seconds else "a run has begun, or is due"
         if self.by_time:
             return f"{when}, and appends what is committed then"
         return (

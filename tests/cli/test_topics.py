@@ -80,6 +80,9 @@ def test_a_table_says_when_the_next_run_comes_and_what_it_waits_for(cluster: Fak
     cluster.topics["t"].config["delta.commit.interval.ms"] = "-1"
     said = " ".join(run("topics", "describe", "t").err.split())
     assert "in 34 s, and appends what is sealed: a record seals a segment that is full (segment.bytes)" in said
+    cluster.topics["t"].next_tiering_ms = 0
+    said = " ".join(run("topics", "describe", "t").err.split())
+    assert "a run has begun, or is due, and appends what is sealed" in said, "it said: in 0 s, for minutes"
 
 
 def test_an_existing_topic_is_an_error_unless_asked(cluster: FakeCluster, run: Run) -> None:

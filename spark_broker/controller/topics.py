@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_broker.config import ClusterSettings, TopicConfig
+from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.controller import lineage
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
@@ -91,7 +91,8 @@ def create_topic(
         TopicRecord(request.name, values.topic_id, config, request.internal),
         SchemaRecord(values.topic_id, 0, values.schema),
     ]
-    records += _new_partitions(image, values.topic_id, 0, replicas, disks)
+    lacking = max(_internal_factor(settings.cluster, request.name) - len(replicas[0]), 0) if request.internal else 0
+    records += _new_partitions(image, values.topic_id, 0, replicas, disks, lacking)
     return Decision(tuple(records), EmptyResponse())
 
 
@@ -153,9 +154,14 @@ def _check_partitions(partitions: int) -> None:
 
 
 def _new_partitions(
-    image: MetadataImage, topic_id: str, first: int, assignment: Sequence[Sequence[int]], disks: Disks
+    image: MetadataImage,
+    topic_id: str,
+    first: int,
+    assignment: Sequence[Sequence[int]],
+    disks: Disks,
+    lacking: int = 0,
 ) -> list[MetadataRecord]:
-    """Partitions from number `first` on.
+    """Partitions from number `first` on. `lacking`: how many more replicas each is to have, once there are brokers.
 
     An older copy of the metadata may have been accepted that did not know partitions of the topic with these numbers.
     What is left of those has epochs that began at 0. It must neither be taken for a part of the new ones, nor go for
@@ -168,7 +174,10 @@ def _new_partitions(
         leader = min(isr, key=disks.full.__contains__)
         if leader in disks.full:
             raise StorageFullError(f"no disk has room for new partitions: brokers {sorted(disks.full)} are full")
-        state = PartitionRegistration(tuple(replicas), isr, leader, epoch, 0, unclean_epoch=epoch if epoch else -1)
+        unclean_epoch = epoch if epoch else -1
+        state = PartitionRegistration(
+            tuple(replicas), isr, leader, epoch, 0, unclean_epoch=unclean_epoch, lacking=lacking
+        )
         records.append(partition_record(topic_id, number, state))
     return records
 
@@ -178,26 +187,31 @@ def internal_topic_request(
 ) -> CreateTopicRequest | None:
     """The request that creates `__consumer_offsets` or `__transaction_state`; None when it exists.
 
-    `expected_brokers`: how many are live or likely to be back soon. Raises CoordinatorNotAvailableError while fewer
-    brokers are live than the topic is to have replicas: created too early, it would keep a single replica for good.
+    `expected_brokers`: how many are live or likely to be back soon. Raises CoordinatorNotAvailableError while fewer are
+    live. The replicas that even these cannot have are built on brokers that come later (`healing.fill_up`).
     """
     if image.topic(name) is not None:
         return None
     cluster = settings.cluster
     config = _internal_config(settings, name)
-    partitions, factor = cluster.offsets_topic_num_partitions, cluster.offsets_topic_replication_factor
-    if name == TRANSACTION_STATE_TOPIC:
-        partitions = cluster.transaction_state_log_num_partitions
-        factor = cluster.transaction_state_log_replication_factor
+    partitions = cluster.offsets_topic_num_partitions
     live = len(image.live_brokers())
-    wanted = min(factor, max(expected_brokers, 1))
+    wanted = min(_internal_factor(cluster, name), max(expected_brokers, 1))
     if live < wanted:
         raise CoordinatorNotAvailableError(f"{name} waits for {wanted} brokers, {live} are live")
     if name == TRANSACTION_STATE_TOPIC:
-        config["min.insync.replicas"] = str(min(cluster.transaction_state_log_min_isr, wanted))
+        partitions = cluster.transaction_state_log_num_partitions
+        config["min.insync.replicas"] = str(cluster.transaction_state_log_min_isr)
     return CreateTopicRequest(
         name=name, partitions=partitions, replication_factor=wanted, schema=b"", config=config, internal=True
     )
+
+
+def _internal_factor(cluster: ClusterConfig, name: str) -> int:
+    """How many replicas the internal topic is to have, where there are brokers enough."""
+    if name == TRANSACTION_STATE_TOPIC:
+        return cluster.transaction_state_log_replication_factor
+    return cluster.offsets_topic_replication_factor
 
 
 def defaults_of(settings: ClusterSettings, name: str, *, internal: bool) -> TopicConfig:

@@ -22,6 +22,7 @@ from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionR
 from spark_broker.controller.log_ends import Key, is_asked_for
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import PartitionChangeRecord
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
@@ -247,3 +248,17 @@ def catch_up(cluster: Cluster, name: str = "t") -> int:
             cluster.call(AlterPartitionRequest(state.leader, cluster.image.brokers[state.leader].epoch, [change]))
             changed += 1
     return changed
+
+
+def settle(cluster: Cluster, alive: Sequence[int], *names: str) -> None:
+    """Time passes and the topics' replicas (by default those of `t`) catch up until nothing moves any more. A snapshot
+    says all of it.
+    """
+    topics = names or ("t",)
+    for _ in range(200):
+        cluster.pass_time(500, alive=alive)
+        assert image_from_snapshot(to_records(cluster.image), cluster.image.next_offset) == cluster.image
+        changed = [catch_up(cluster, name) for name in topics]
+        if not any(changed) and not any(p.reassigning for name in topics for p in cluster.topic(name).partitions):
+            return
+    raise AssertionError("the replicas never come to rest")

@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from spark_broker.controller.image import MetadataImage, PartitionRegistration
-from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.errors import InvalidReplicationFactorError
-from spark_broker.model import NO_LEADER
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NO_LEADER
 from spark_broker.protocol.messages import (
     ConfirmHistoryRequest,
     CreatePartitionsRequest,
@@ -17,9 +16,12 @@ from spark_broker.protocol.messages import (
     ReassignPartitionRequest,
     ReportTieringRequest,
 )
-from tests.unit.controller.cluster import Cluster, catch_up
+from tests.unit.controller.cluster import Cluster, settle
 
 DELAY_MS = 60_000
+
+TOPICS = ("table", CONSUMER_OFFSETS_TOPIC)
+"""Those that go on."""
 
 
 @pytest.fixture
@@ -37,19 +39,6 @@ def before() -> MetadataImage:
 
 def partitions(cluster: Cluster, name: str) -> list[PartitionRegistration]:
     return list(cluster.topic(name).partitions)
-
-
-def settle(cluster: Cluster, alive: list[int]) -> None:
-    """Time passes and replicas catch up until nothing moves any more. A snapshot has everything."""
-    names = ("table", "__consumer_offsets")
-    for _ in range(200):
-        cluster.pass_time(500, alive=alive)
-        changed = [catch_up(cluster, name) for name in names]
-        moving = any(state.reassigning for name in names for state in partitions(cluster, name))
-        assert image_from_snapshot(to_records(cluster.image), cluster.image.next_offset) == cluster.image
-        if not any(changed) and not moving:
-            return
-    raise AssertionError("the replicas never come to rest")
 
 
 def test_topics_with_a_history_go_on_over_new_brokers_and_others_wait(before: MetadataImage) -> None:
@@ -119,15 +108,14 @@ def test_a_topic_has_as_many_replicas_as_before_once_there_are_brokers_for_them(
     cluster.pass_time(DELAY_MS + 5_000, alive=[3])
     assert {state.replicas for state in partitions(cluster, "table")} == {(3,)}
     second = cluster.start_broker("new-b")  # It takes over an old id, as the third one does.
-    settle(cluster, [3, second])
+    settle(cluster, [3, second], *TOPICS)
     assert {frozenset(state.replicas) for state in partitions(cluster, "table")} == {frozenset({3, second})}
     third = cluster.start_broker("new-c")
-    settle(cluster, [3, second, third])
-    topics = ("table", "__consumer_offsets")
-    for name in topics:
+    settle(cluster, [3, second, third], *TOPICS)
+    for name in TOPICS:
         states = partitions(cluster, name)
         assert {(frozenset(state.replicas), state.lacking) for state in states} == {(frozenset({3, second, third}), 0)}
-    preferred = Counter(state.replicas[0] for name in topics for state in partitions(cluster, name))
+    preferred = Counter(state.replicas[0] for name in TOPICS for state in partitions(cluster, name))
     assert set(preferred) == {3, second, third}
     assert max(preferred.values()) - min(preferred.values()) <= 2, "leaders are spread"
 
@@ -150,5 +138,5 @@ def test_whoever_names_the_replicas_of_a_partition_says_how_many_it_has(before: 
         cluster.call(CreatePartitionsRequest("table", 3))
     cluster.call(ReassignPartitionRequest("table", 0, [3]))
     second = cluster.start_broker("new-b")
-    settle(cluster, [3, second])
+    settle(cluster, [3, second], *TOPICS)
     assert [(len(state.replicas), state.lacking) for state in partitions(cluster, "table")] == [(1, 0), (2, 1)]

@@ -18,16 +18,7 @@ from spark_broker.protocol.messages import (
     IsrMember,
     ReassignPartitionRequest,
 )
-from tests.unit.controller.cluster import Cluster, catch_up, registration
-
-
-def settle(cluster: Cluster, alive: list[int]) -> None:
-    """Time passes and replicas catch up until nothing moves any more."""
-    for _ in range(200):
-        cluster.pass_time(500, alive=alive)
-        if not catch_up(cluster) and not any(p.reassigning for p in cluster.topic().partitions):
-            return
-    raise AssertionError("the replicas never come to rest")
+from tests.unit.controller.cluster import Cluster, catch_up, registration, settle
 
 
 def replica_counts(cluster: Cluster) -> Counter[int]:

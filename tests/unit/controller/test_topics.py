@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ from spark_broker.protocol.messages import (
     ReassignPartitionRequest,
 )
 from spark_broker.protocol.schema import schema_to_bytes
-from tests.unit.controller.cluster import Cluster
+from tests.unit.controller.cluster import Cluster, settle
 
 INTERNAL: list[tuple[str, EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest]] = [
     (CONSUMER_OFFSETS_TOPIC, EnsureOffsetsTopicRequest()),
@@ -259,6 +260,28 @@ def test_producer_ids_are_given_out_once(cluster: Cluster) -> None:
     blocks = [cluster.call(request) for _ in range(3)]
     ids = [b.first_id + i for b in blocks if isinstance(b, AllocateProducerIdsResponse) for i in range(b.count)]
     assert len(ids) == len(set(ids)) == 3000
+
+
+@pytest.mark.parametrize(("name", "ensure"), INTERNAL)
+def test_an_internal_topic_that_was_made_by_one_broker_gets_replicas_on_those_that_come(
+    name: str, ensure: EnsureOffsetsTopicRequest | EnsureTransactionsTopicRequest
+) -> None:
+    """Story: a group that was there before the second broker. Its positions had one replica for good."""
+    cluster = Cluster()
+    cluster.start_broker("a")
+    cluster.call(ensure)
+    assert {(state.replicas, state.lacking) for state in cluster.topic(name).partitions} == {((0,), 2)}
+    cluster.start_broker("b")
+    settle(cluster, [0, 1], name)
+    assert {(frozenset(state.isr), state.lacking) for state in cluster.topic(name).partitions} == {
+        (frozenset({0, 1}), 1)
+    }
+    cluster.start_broker("c")
+    cluster.start_broker("d")
+    settle(cluster, [0, 1, 2, 3], name)
+    assert {(len(state.isr), state.lacking) for state in cluster.topic(name).partitions} == {(3, 0)}
+    leaders = Counter(state.replicas[0] for state in cluster.topic(name).partitions)
+    assert set(leaders) == {0, 1, 2, 3}, "leaders are spread"
 
 
 @pytest.mark.parametrize(("name", "ensure"), INTERNAL)

@@ -371,9 +371,7 @@ class ClusterConfig(Config):
         50, "Partitions of __consumer_offsets, when it is first made.", between(1, 1000)
     )
     offsets_topic_replication_factor: int = setting(
-        3,
-        "Replication factor of __consumer_offsets. With fewer brokers it is their number, until more come.",
-        at_least(1),
+        3, "Replication factor of __consumer_offsets; with fewer brokers their number, until more come.", at_least(1)
     )
     offsets_topic_segment_bytes: int = setting(
         104_857_600,
@@ -399,9 +397,7 @@ class ClusterConfig(Config):
         50, "Partitions of __transaction_state, when it is first made.", between(1, 1000)
     )
     transaction_state_log_replication_factor: int = setting(
-        3,
-        "Replication factor of __transaction_state. With fewer brokers it is their number, until more come.",
-        at_least(1),
+        3, "Replication factor of __transaction_state; with fewer brokers their number, until more come.", at_least(1)
     )
     transaction_state_log_min_isr: int = setting(
         2, "min.insync.replicas of __transaction_state, when it is first made.", at_least(1)

@@ -20,12 +20,13 @@ from spark_broker.broker.group_coordinator import GroupCoordinator
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.reply import Reply
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
+from spark_broker.controller import housekeeping
 from spark_broker.core.groups.machine import GroupShard
 from spark_broker.core.groups.records import GroupRecord, OffsetKey, OffsetValue, OldCommit, StoredRecord, encode_record
 from spark_broker.model import NO_EPOCH, ConsumedRecord, OffsetAndMetadata, known_epoch
 from spark_broker.protocol.messages import Message, OffsetCommitRequest
 from tests.sim import bugs
-from tests.sim.kinds import has_groups, has_groups_and_unclean_elections
+from tests.sim.kinds import has_groups, has_groups_and_unclean_elections, has_lone_start
 
 Patch = pytest.MonkeyPatch
 
@@ -170,3 +171,9 @@ def take_commits_in_any_order(patch: Patch) -> None:
         check(self, msgspec.structs.replace(request, committer=""))
 
     patch.setattr(CommitOrder, "check", buggy)
+
+
+@bugs.bug("", shows=has_lone_start)
+def leave_lacking_replicas_lacking(patch: Patch) -> None:
+    """Topics of coordinators have as many replicas as there were brokers when they were made, for good."""
+    patch.setattr(housekeeping, "fill_up", lambda *_: ())

@@ -9,6 +9,7 @@ from spark_broker.testing.simulation import (
     clock_jumps,
     compaction,
     disk_faults,
+    lone_start,
     long_polls,
     older_metadata,
     store,
@@ -45,6 +46,12 @@ def has_groups(seed: int) -> bool:
 def has_sharing(seed: int) -> bool:
     """Consumer groups whose members share partitions."""
     return SharingDraw.draw(seed) is not None
+
+
+def has_lone_start(seed: int) -> bool:
+    """A first broker that is alone when the topics of coordinators are made."""
+    coordinated = has_transactions(seed) or has_groups(seed) or has_sharing(seed)
+    return coordinated and random.Random(f"{seed}/lone start draw").random() < lone_start.SHARE
 
 
 def has_long_polls(seed: int) -> bool:

@@ -11,6 +11,7 @@ from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
 from spark_broker.testing.simulation.compaction import CompactionDraw
 from spark_broker.testing.simulation.disk_faults import with_disk_faults
 from spark_broker.testing.simulation.group_draw import COMMIT_BYTES, GroupDraw
+from spark_broker.testing.simulation.lone_start import with_lone_start
 from spark_broker.testing.simulation.long_polls import with_long_polls
 from spark_broker.testing.simulation.older_metadata import with_older_metadata
 from spark_broker.testing.simulation.sharing_draw import SharingDraw
@@ -58,6 +59,8 @@ class Draws:
             swarm = tiering.adapt(swarm)
         if sharing is not None:
             swarm = sharing.adapt(swarm)
+        if grouped or transactions is not None:
+            swarm = with_lone_start(seed, swarm)
         swarm = _with_small_internal_segments(swarm)
         return Draws(swarm, transactions, groups, compaction, tiering, sharing)
 

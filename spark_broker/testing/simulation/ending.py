@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import OffsetOutOfRangeError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, NO_LEADER, TopicPartition
 from spark_broker.protocol.frame import Frame
@@ -77,8 +78,8 @@ def _missing(world: World) -> str:
         name, key = f"{topic.name}-{number}", (topic.topic_id, number)
         if state.leader == NO_LEADER:
             return f"{name} has no leader: {state}"
-        if state.reassigning or set(state.isr) != set(state.replicas):
-            return f"{name} is not in sync: {state}"
+        if not _is_whole(state, len(world.machines)):
+            return f"{name} is not in sync, or lacks replicas for which there are brokers: {state}"
         partitions = [_replica(world, broker, key) for broker in state.replicas]
         if any(partition is None for partition in partitions):
             return f"{name} is not open everywhere"
@@ -97,6 +98,11 @@ def _missing(world: World) -> str:
     missing = missing or (world.sharing.missing() if world.sharing is not None else "")
     missing = missing or (world.tiering.missing() if world.tiering is not None else "")
     return missing or world.older_metadata.missing() or world.bit_flips.missing()
+
+
+def _is_whole(state: PartitionRegistration, brokers: int) -> bool:
+    lacks = state.lacking and len(state.replicas) < brokers
+    return not (lacks or state.reassigning or set(state.isr) != set(state.replicas))
 
 
 def _has_read_this(consumer: SimConsumer, key: Key, partition: Partition | None) -> bool:

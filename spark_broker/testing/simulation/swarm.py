@@ -75,6 +75,7 @@ class Swarm:
     settings: ClusterSettings
     topic_allows_unclean_election: bool = False
     reader_wait_ms: int = 0  # how long a reader's fetch waits for records
+    alone_ms: float = 0.0  # how much later than the first one the other brokers are launched
 
     @staticmethod
     def draw(rng: random.Random) -> Swarm:

@@ -128,8 +128,10 @@ class World:
     def start(self) -> None:
         """Start everything; the topic follows once the brokers are there."""
         self.start_controller()
-        for machine in self.machines:
-            self.launch(machine, after_ms=1.0)
+        for number, machine in enumerate(self.machines):
+            self.launch(machine, after_ms=1.0 + (self.swarm.alone_ms if number else 0.0))
+        if self.swarm.alone_ms:
+            self.scheduler.after(50, self.operator, "create internal topics", self._create_internal_topics)
         self.scheduler.after(50, self.operator, "create topic", self._create_topic)
 
     def step(self) -> None:
@@ -336,12 +338,12 @@ class World:
             self.scheduler.after(30, self.operator, "create topic", self._create_topic)
             return
         self.call_controller(self.new_topic_request(), "create topic", again=self._create_topic)
-        if self.transactional is not None:
-            self.transactional.create_topic()
-        if self.groups is not None:
-            self.groups.create_topic()
-        if self.sharing is not None:
-            self.sharing.create_topic()
+        self._create_internal_topics()
+
+    def _create_internal_topics(self) -> None:
+        for coordinated in (self.transactional, self.groups, self.sharing):
+            if coordinated is not None:
+                coordinated.create_topic()
 
     @property
     def is_up(self) -> bool:

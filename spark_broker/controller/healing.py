@@ -39,22 +39,21 @@ def fill_up(image: MetadataImage, max_moves: int, disks: Disks = ALL_WELL) -> tu
     """Begin to build the replicas that partitions lack, as far as there are live brokers for them, at most `max_moves`
     partitions at once.
     """
+    live = {broker.id for broker in image.live_brokers()}
     lacking = [
         (topic, number, state)
         for topic, number, state in image.partitions()
-        if state.lacking and state.leader != NO_LEADER and not state.reassigning
+        if state.lacking and state.leader != NO_LEADER and not state.reassigning and not live <= set(state.replicas)
     ]
     if not lacking:
         return ()
-    budget = max_moves - moves_in_progress(image)
-    loads, live = loads_of(image), image.live_brokers()
-    share = -(-sum(loads.leaders[broker.id] for broker in live) // max(len(live), 1))
+    loads = loads_of(image)
+    share = -(-sum(loads.leaders[broker] for broker in live) // len(live))
     records: list[MetadataRecord] = []
-    for topic, number, state in lacking:
-        target = _filled_up(image, state, loads, share) if budget > 0 else list(state.replicas)
-        if added := len(target) - len(state.replicas):
-            records += move(image, topic, number, state, target, disks, lacking=state.lacking - added)
-            budget -= 1
+    for topic, number, state in lacking[: max(max_moves - moves_in_progress(image), 0)]:
+        target = _filled_up(image, state, loads, share)
+        still_lacking = state.lacking + len(state.replicas) - len(target)
+        records += move(image, topic, number, state, target, disks, lacking=still_lacking)
     return tuple(records)
 
 

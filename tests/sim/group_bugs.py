@@ -1,4 +1,5 @@
 """Known bugs 17, 32, 33 and 50, put back into production code: commits that say too much, are forgotten, or come late.
+And one of our own: topics of coordinators that stay on the broker that was there first.
 
 An older leader that judges a position of an epoch that it does not know is not here: in 16,000 schedules no such leader
 was asked. `tests/unit/core` and `tests/client` cover the leader that refuses and the consumer that does not ask.

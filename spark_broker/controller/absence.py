@@ -48,6 +48,11 @@ class Absences:
         start = self._someone_live_since_ms
         return start is None or now_ms - start < duration_ms
 
+    @property
+    def replaced(self) -> frozenset[int]:
+        """Brokers whose ids empty directories have taken over since this controller began."""
+        return frozenset(self._replaced)
+
     def all_lost_for(self, duration_ms: int, now_ms: int) -> frozenset[int]:
         """The brokers that had replicas, if none of them was back for this long while some broker was live."""
         away = self.away_for(duration_ms, now_ms)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.image import MetadataImage, TopicState
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.placement import loads_of, place
@@ -26,16 +27,23 @@ def hosts(image: MetadataImage) -> frozenset[int]:
     return frozenset(broker for _, _, state in image.partitions() for broker in state.replicas)
 
 
-def begin_anew(image: MetadataImage, lost: Collection[int]) -> tuple[MetadataRecord, ...]:
-    """New replicas for partitions all of whose replicas were on these brokers, as one decision."""
-    live = image.live_brokers()
+def begin_anew(
+    image: MetadataImage, lost: Collection[int], replaced: Collection[int] = (), disks: Disks = ALL_WELL
+) -> tuple[MetadataRecord, ...]:
+    """New replicas for partitions all of whose replicas were on these brokers, as one decision.
+
+    `replaced`: ids of `lost` that empty directories have taken over. These were in no ISR and no ELR then. A partition
+    that has one there got it afterwards: its log is on the new brokers, and it waits for them.
+    """
+    live = [broker for broker in image.live_brokers() if broker.id not in disks.full] or image.live_brokers()
     if not lost or not live:
         return ()
     loads = loads_of(image)
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
         gone = state.leader == NO_LEADER and set(state.replicas) <= set(lost)
-        if not gone or not (topic.internal or _has_history(topic)):
+        complete = {*state.isr, *state.elr} or set(state.replicas)
+        if not gone or not complete.isdisjoint(replaced) or not (topic.internal or _has_history(topic)):
             continue
         wanted = len(state.target_replicas) + state.lacking
         (replicas,) = place(live, loads, 1, min(len(live), wanted))

@@ -83,7 +83,8 @@ class Housekeeping:
         return elect_allowed(image, self.log_ends, away, self.disks)
 
     def _begin_anew(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
-        return begin_anew(image, self.absences.all_lost_for(self.config.cluster_loss_delay_ms, now_ms))
+        lost = self.absences.all_lost_for(self.config.cluster_loss_delay_ms, now_ms)
+        return begin_anew(image, lost, self.absences.replaced, self.disks)
 
     def _heal(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.replica_reassignment_delay_ms, now_ms)
@@ -99,11 +100,11 @@ class Housekeeping:
 
     def _share(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         del now_ms
-        live = [broker for broker in sorted(self.joined) if image.is_live(broker)]
+        live = [broker for broker in sorted(self.joined) if image.is_live(broker) and broker not in self.disks.full]
         if not live:
             return ()
         records = balance_replicas(image, live, self.config.replica_reassignment_max_partitions, self.disks)
-        if not records and not moves_in_progress(image):
+        if not records and not moves_in_progress(image, self.disks):
             # Replicas are balanced, or no move keeps the failure domains: these brokers are now like the others.
             self.joined.difference_update(live)
         return records

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.errors import InvalidReplicationFactorError
 
@@ -76,11 +77,18 @@ def conflicts(broker: BrokerState, others: Iterable[BrokerState]) -> tuple[int, 
 
 
 def replacement(
-    image: MetadataImage, keep: Collection[int], exclude: Collection[int], loads: Loads, *, leads: bool
+    image: MetadataImage,
+    keep: Collection[int],
+    exclude: Collection[int],
+    loads: Loads,
+    *,
+    leads: bool,
+    disks: Disks = ALL_WELL,
 ) -> int | None:
-    """The live broker that fits best beside the replicas `keep`; None when there is no other."""
+    """The live broker with room that fits best beside the replicas `keep`; None when there is no other."""
     kept = [image.brokers[id_] for id_ in keep if id_ in image.brokers]
-    candidates = [b for b in image.live_brokers() if b.id not in keep and b.id not in exclude]
+    no = {*keep, *exclude, *disks.full}
+    candidates = [b for b in image.live_brokers() if b.id not in no]
     if not candidates:
         return None
 

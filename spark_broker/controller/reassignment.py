@@ -93,9 +93,17 @@ def complete(
     return change(topic, partition, state, leader=election.leader, isr=isr, replicas=replicas, adding=(), removing=())
 
 
-def moves_in_progress(image: MetadataImage) -> int:
-    """How many partitions are being moved: what the throttle counts."""
-    return sum(state.reassigning for _, _, state in image.partitions())
+def moves_in_progress(image: MetadataImage, disks: Disks = ALL_WELL) -> int:
+    """How many partitions are being moved: what the throttle counts. Not those that copy nothing, as the broker of each
+    new replica is away or without room: they must not keep other partitions from being healed.
+    """
+    moving = (((t.topic_id, number), state) for t, number, state in image.partitions() if state.reassigning)
+    return sum(_copies(image, key, state, disks) for key, state in moving)
+
+
+def _copies(image: MetadataImage, key: tuple[str, int], state: PartitionRegistration, disks: Disks) -> bool:
+    can_copy = disks.electable(image, key, without=disks.full)
+    return state.leader != NO_LEADER and any(can_copy(broker) for broker in state.adding if broker not in state.isr)
 
 
 def retry_completions(image: MetadataImage, disks: Disks = ALL_WELL) -> tuple[MetadataRecord, ...]:

@@ -21,7 +21,7 @@ def balance_replicas(
 
     Stops when the spread is at most one replica. No move puts a partition's replicas on fewer failure domains.
     """
-    budget = max_moves - moves_in_progress(image)
+    budget = max_moves - moves_in_progress(image, disks)
     loads = loads_of(image)
     records: list[MetadataRecord] = []
     moved: set[tuple[str, int]] = set()

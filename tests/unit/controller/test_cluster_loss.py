@@ -12,6 +12,7 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NO_LEADER
 from spark_broker.protocol.messages import (
     ConfirmHistoryRequest,
     CreatePartitionsRequest,
+    CreateTopicRequest,
     EnsureOffsetsTopicRequest,
     ReassignPartitionRequest,
     ReportTieringRequest,
@@ -140,3 +141,41 @@ def test_whoever_names_the_replicas_of_a_partition_says_how_many_it_has(before: 
     second = cluster.start_broker("new-b")
     settle(cluster, [3, second], *TOPICS)
     assert [(len(state.replicas), state.lacking) for state in partitions(cluster, "table")] == [(1, 0), (2, 1)]
+
+
+def test_an_id_that_was_taken_over_does_not_count_as_lost_for_good(before: MetadataImage) -> None:
+    """Story: the loss was remembered as long as the controller lived. When a new broker with an old id was started
+    again, others got its partitions at once, without its records.
+    """
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    cluster.pass_time(DELAY_MS // 2 + 5_000, alive=[3])
+    again = cluster.start_broker("new-b")
+    assert again in (0, 1, 2)
+    cluster.pass_time(DELAY_MS, alive=[3, again])
+    cluster.call(CreateTopicRequest("later", 1, 1, b"", {"delta.path": "/later"}, [[again]]))
+    topic_id = cluster.topic("later").topic_id
+    cluster.call(ConfirmHistoryRequest(topic_id, cluster.image.controller_epoch, "id", 0, 0, [0], [70]))
+    for directory_is in ("as it was", "as after a crash of the machine"):
+        cluster.end_session(again)
+        cluster.pass_time(2 * DELAY_MS, alive=[3])
+        (state,) = partitions(cluster, "later")
+        assert (state.leader, state.replicas) == (NO_LEADER, (again,)), "it waits for its only log"
+        kind = "clean" if directory_is == "as it was" else "machine_crash"
+        assert cluster.start_broker("new-b", broker_id=again, start_kind=kind) == again
+        cluster.pass_time(5_000, alive=[3, again])
+        (state,) = partitions(cluster, "later")
+        assert (state.leader, state.replicas) == (again, (again,))
+
+
+def test_replicas_that_are_lacking_go_where_there_is_room(before: MetadataImage) -> None:
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    cluster.pass_time(DELAY_MS + 5_000, alive=[3])
+    second = cluster.start_broker("new-b")
+    cluster.beat(second, full=True)
+    settle(cluster, [3, second], *TOPICS)
+    assert {(state.replicas, state.lacking) for state in partitions(cluster, "table")} == {((3,), 2)}
+    cluster.beat(second, full=False)
+    settle(cluster, [3, second], *TOPICS)
+    assert {frozenset(state.replicas) for state in partitions(cluster, "table")} == {frozenset({3, second})}

@@ -14,6 +14,7 @@ from spark_broker.protocol.messages import (
     AlterIsr,
     AlterPartitionRequest,
     AlterPartitionResponse,
+    CreateTopicRequest,
     ElectLeadersRequest,
     IsrMember,
     ReassignPartitionRequest,
@@ -167,6 +168,36 @@ def test_healing_that_lost_its_own_target_chooses_another() -> None:
     assert cluster.partition().adding == (other,)
     settle(cluster, [0, other])
     assert set(cluster.partition().replicas) == {0, other}
+
+
+def test_a_move_that_copies_nothing_keeps_no_other_partition_from_being_healed() -> None:
+    """Story: ten moves to a broker that had gone, or whose disk was full, were all that may go on at a time."""
+    cluster = Cluster(replica_reassignment_max_partitions=1, replica_reassignment_delay_ms=1000)
+    cluster.start_brokers(3)
+    for name, replicas in (("stuck", [0, 1]), ("hurt", [0, 2])):
+        cluster.call(CreateTopicRequest(name, 1, 2, b"", {}, [replicas]))
+    cluster.call(ReassignPartitionRequest("stuck", 0, [0, 1, 2]))
+    cluster.handle(SparkLost(cluster.image.brokers[2].launch))
+    for _ in range(3):
+        cluster.pass_time(1000, alive=[0, 1])
+        catch_up(cluster, "hurt")
+    assert cluster.partition("stuck").adding == (2,), "there is no other broker for it"
+    assert set(cluster.partition("hurt").replicas) == {0, 1}
+
+
+def test_healing_goes_where_there_is_room() -> None:
+    """Story: a broker without room had the fewest replicas, so that it was to get them all."""
+    cluster = Cluster(replica_reassignment_delay_ms=1000)
+    cluster.start_brokers(4)
+    cluster.call(CreateTopicRequest("t", 1, 2, b"", {}, [[0, 1]]))
+    for broker in (2, 3):
+        cluster.beat(broker, full=True)
+    cluster.handle(SparkLost(cluster.image.brokers[1].launch))
+    cluster.pass_time(5_000, alive=[0, 2, 3])
+    assert not cluster.partition().reassigning
+    cluster.beat(3, full=False)
+    settle(cluster, [0, 2, 3])
+    assert set(cluster.partition().replicas) == {0, 3}
 
 
 def test_healing_can_be_switched_off() -> None:

@@ -20,7 +20,7 @@ from spark_broker.protocol.messages import (
     PartitionMetadata,
     TopicMetadata,
 )
-from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, LOG_COLUMNS
 from spark_broker.protocol.schema_ids import UNKNOWN, parsed, schema_at
 
 TIERER = "spark-broker/"
@@ -80,12 +80,13 @@ class TopicView:
     def why_not_its_columns(self, table_id: str, columns: Iterable[str]) -> str:
         """Why a table of this id, with these columns, lacks what was tiered; empty: nothing shows it, or it is another.
 
-        A column that came to the topic later may not be in the table yet. Those of its first schema always are.
+        A column that came to the topic later may not be in the table yet. Those of its first schema always are, and so
+        are those that say where each record was.
         """
         if self.history is None or self.history.version < 0 or table_id != self.history.table_id:
             return ""
         there = {name.lower() for name in columns}
-        lost = [name for name in self.schemas[0].names if name.lower() not in there]
+        lost = [name for name in (*LOG_COLUMNS, *self.schemas[0].names) if name.lower() not in there]
         return f"it has no column {', '.join(lost)} any more, which was renamed or dropped" if lost else ""
 
     def deleted_before(self, partition: int) -> int:

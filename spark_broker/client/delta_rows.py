@@ -25,6 +25,7 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.process_limits import SYSTEM_LIMITS
+from spark_broker.protocol.schema import LOG_COLUMNS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -35,7 +36,6 @@ RESTORE = (
 )
 RESTORE_TABLE = "Put the table back as it was, from a backup, or see what the message says of its store."
 
-_LOG_COLUMNS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
 _LOG_ENTRY = re.compile(r"\d{20}\.json")
 _SAID_MAX = 1000
 
@@ -85,7 +85,7 @@ class DeltaRows:
             self._files = [TableFile(self._storage, action, maps_columns=maps) for action in files]
             self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
             self.row_bytes = _row_bytes(actions)
-        missing = [name for name in _LOG_COLUMNS if name not in self.columns]
+        missing = [name for name in LOG_COLUMNS if name not in self.columns]
         why = why or (f"it has no column {', '.join(missing)}" if missing else "")
         why = why or topic.why_not_its_columns(table_id, self.columns)
         if why:
@@ -196,7 +196,7 @@ def unreadable(topic: TopicView, why: str) -> InvalidDataError:
 
 def _all_of(names: Iterable[str]) -> set[str]:
     """The columns that a query of these reads, in lower case."""
-    return {name.lower() for name in (*names, *_LOG_COLUMNS)}
+    return {name.lower() for name in (*names, *LOG_COLUMNS)}
 
 
 def _of_files(actions: pa.Table) -> pa.Table:

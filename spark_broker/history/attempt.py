@@ -119,13 +119,14 @@ class Attempt:
         starts, ends = after(history, ranges, partitions, deleted)
         clocks_ms = yield from self._clocks()
         mark = HistoryMark(max(clocks_ms), tuple(ends), tuple(sizes.get(p, 0) for p in range(partitions)))
+        retention = HistoryRetention.of_topic(self._topic.config)
         return TableCommit(
             table_version=-1,
             version=history.version + 1,
             attempt=self._new_id(),
             starts=tuple(starts),
             ends=tuple(ends),
-            marks=with_mark(marks, mark),
+            marks=with_mark(marks, mark, self._topic.log_starts, retention),
         )
 
     def _recovered(

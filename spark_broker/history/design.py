@@ -179,6 +179,10 @@ class TableDesign:
         column = self.column(name)
         return GENERATED in column.metadata or DEFAULT in column.metadata or _is_identity(column)
 
+    def settable(self, names: Sequence[str]) -> list[str]:
+        """Those of these columns that rows may have: Delta itself gives identity columns their values."""
+        return [name for name in names if not _is_identity(self.column(name))]
+
     def check_columns(self, names: Sequence[str]) -> None:
         """Check that rows with these columns can satisfy the rules. Raises TieringStoppedError."""
         there = {name.lower() for name in names}

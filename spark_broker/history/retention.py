@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 MARKS_MAX = 64
-"""How many commits are told apart. Of more, two that are close in time are deleted together."""
+"""How many groups of commits are told apart. Those of a group are deleted together."""
+
+FEWEST_MARKS = 16
+"""As many where nothing is to be deleted at present, or where they would be large: each commit carries them all."""
+
+NUMBERS_MAX = 20_000
+"""About how many offsets and sizes the marks of a commit have, of all partitions, before there are fewer marks."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +48,62 @@ class HistoryRetention:
             return HistoryRetention()
         return HistoryRetention(int(config.get("retention.ms", -1)), int(config.get("retention.bytes", -1)))
 
+    def marks_max(self, partitions: int) -> int:
+        """How many marks a commit of a topic with so many partitions carries."""
+        if self.ms < 0 and self.size_bytes < 0:
+            return FEWEST_MARKS
+        return min(MARKS_MAX, max(FEWEST_MARKS, NUMBERS_MAX // (2 * partitions)))
 
-def with_mark(marks: Sequence[HistoryMark], mark: HistoryMark) -> tuple[HistoryMark, ...]:
-    """The marks once this newest commit is made."""
-    kept = [*marks, mark]
-    while len(kept) > MARKS_MAX:
-        gaps = [later.time_ms - earlier.time_ms for earlier, later in pairwise(kept)]
-        earlier = gaps.index(min(gaps))
-        joined = replace(kept[earlier + 1], sizes=_sum(kept[earlier].sizes, kept[earlier + 1].sizes))
-        kept[earlier : earlier + 2] = [joined]
-    return tuple(kept)
+
+def with_mark(
+    marks: Sequence[HistoryMark],
+    mark: HistoryMark,
+    log_starts: Sequence[int] = (),
+    retention: HistoryRetention = HistoryRetention(),
+) -> tuple[HistoryMark, ...]:
+    """The marks once this newest commit is made. It has one of its own.
+
+    `log_starts`: before which offsets records were deleted. A mark of nothing else is of no use any more.
+
+    Of n marks, one that was joined has at most about four in n of the time, and of the bytes, that all have. So what is
+    deleted late is late by that.
+    """
+    deleted = _padded(log_starts, len(mark.ends))
+    kept = [_left_of(each, deleted) for each in marks if _is_left(each, deleted)]
+    while len(kept) >= retention.marks_max(len(mark.ends)):
+        _join(kept, by_time=retention.ms >= 0 or retention.size_bytes < 0)
+    return (*kept, mark)
+
+
+def _is_left(mark: HistoryMark, deleted: Sequence[int]) -> bool:
+    return any(end > start for end, start in zip(mark.ends, deleted, strict=False))
+
+
+def _left_of(mark: HistoryMark, deleted: Sequence[int]) -> HistoryMark:
+    """The mark without the bytes of partitions where all of it was deleted. They would count for ever where another
+    partition keeps everything.
+    """
+    sizes = zip(mark.sizes, mark.ends, deleted, strict=False)
+    return replace(mark, sizes=tuple(size if end > start else 0 for size, end, start in sizes))
+
+
+def _join(marks: list[HistoryMark], *, by_time: bool) -> None:
+    """Join the two neighbours that together have the least of the bytes and, `by_time`, of the time.
+
+    The time between the two is not what counts. The newest mark would be joined with each commit, as there is the least
+    between these, and never be old. The oldest one is not joined: nobody knows when it began.
+    """
+    times = [mark.time_ms for mark in marks]
+    sizes = [sum(mark.sizes) for mark in marks]
+    time_ms, size_bytes = max(max(times) - min(times), 1), max(sum(sizes), 1)
+
+    def share(earlier: int) -> float:
+        size = sizes[earlier] + sizes[earlier + 1]
+        return by_time * max(times[earlier + 1] - times[earlier - 1], 0) / time_ms + size / size_bytes
+
+    earlier = min(range(1, len(marks) - 1), key=share)
+    first, second = marks[earlier : earlier + 2]
+    marks[earlier : earlier + 2] = [replace(second, sizes=_sum(first.sizes, second.sizes))]
 
 
 def expired_before(

@@ -48,6 +48,9 @@ ROUND_FAILURES = (SparkBrokerError, PySparkException, Py4JError, OSError)
 PAUSE_MS, FAILED_PAUSE_MS = 100, 1000
 """The shortest pauses between two rounds, and after one that failed."""
 
+LEADERLESS_MS = 3000
+"""How long a topic's run waits for a leader that a partition does not have: the tables of other topics wait, too."""
+
 LOOK_INTERVAL_MS = 5000
 """How often the schedule looks which topics there are."""
 
@@ -164,8 +167,8 @@ class TieringSchedule:
             began_ms = _now_ms()
             if missing is not None:
                 self._report(client, config, topic, missing)
-            elif kind is RunKind.WHOLE or self._has_new(client, config, topic):
-                self._tier(client, config, topic)
+            elif kind is RunKind.WHOLE or self._has_new(client, _patience(config, topic), topic):
+                self._tier(client, _patience(config, topic), topic)
             self._timetable.ran(topic.topic_id, kind, began_ms)
 
     def _has_new(self, client: ClusterMetadata, config: AdminConfig, topic: TopicMetadata) -> bool:
@@ -231,6 +234,12 @@ class TieringSchedule:
         if self._said.get(name) != text:
             self._said[name] = text
             logger.warning("%s", text)
+
+
+def _patience(config: AdminConfig, topic: TopicMetadata) -> AdminConfig:
+    """The settings for a run of this topic."""
+    led = all(state.leader >= 0 for state in topic.partitions)
+    return config if led else config.with_values({"default.api.timeout.ms": LEADERLESS_MS})
 
 
 def _settings(topic: TopicMetadata) -> TopicConfig:

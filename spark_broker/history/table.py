@@ -18,6 +18,7 @@ from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, 
 from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import ConflictError
 from spark_broker.model import dead_letters_path
+from spark_broker.protocol.schema import LOG_COLUMNS
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.spark.delta_session import delta_snapshot, transactions_of, why_incomplete
 from spark_broker.spark.spark_failures import root_cause, said
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STATISTICS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
+STATISTICS = LOG_COLUMNS
 """The columns that queries skip files by, whatever the topic's columns are."""
 
 TYPE_WIDENING = "delta.enableTypeWidening"
@@ -187,6 +188,7 @@ class HistoryTable:
         beyond = (f"(_partition = {partition} AND _offset >= {offset})" for partition, offset in offsets.items())
         with failures(f"rows of the table {self._path} cannot be deleted"):
             nothing = self._spark.read.format("delta").load(self._path).limit(0)
+            nothing = nothing.select(*map(quoted, self.design().settable(nothing.columns)))
             return self._written(nothing.write.mode("overwrite").option("replaceWhere", " OR ".join(beyond)), commit)
 
     def _written(self, writer: DataFrameWriter, commit: TableCommit) -> Written:

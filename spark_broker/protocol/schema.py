@@ -20,6 +20,9 @@ MAX_SCHEMA_BYTES = 1024 * 1024
 MAX_NESTING = 32
 RESERVED_PREFIXES = ("_topic", "_partition", "_offset", "_timestamp", "_leader_epoch")
 
+LOG_COLUMNS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
+"""Of a topic's table: where each record was in the log."""
+
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 DEFAULT_SCHEMA = pa.schema(
     [

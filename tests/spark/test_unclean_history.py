@@ -52,6 +52,8 @@ def test_what_the_table_has_of_a_lost_log_is_deleted_and_the_offsets_that_come_a
     cluster, admin, tierer, table = running
     tp = TopicPartition(a_topic_whose_follower_restarts_first(cluster, admin), 0)
     admin.alter_topic_config(tp.topic, {"delta.path": str(table)})
+    # Delta refuses any value for such a column, also where no row has one: the cut failed at each run.
+    tierer.sql(f"CREATE TABLE delta.`{table}` (row BIGINT GENERATED ALWAYS AS IDENTITY) USING delta")
     leader, follower = state(admin, tp).replicas
     append(cluster, tp, "a")
     assert tierer.tier(cluster.bootstrap_servers, tp.topic)["ends"] == [1]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,12 +67,12 @@ def test_many_commits_are_told_apart_as_few_and_nothing_goes_too_early(
 ) -> None:
     all_marks: list[HistoryMark] = []
     marks: tuple[HistoryMark, ...] = ()
-    now_ms, end = 0, 0
+    now_ms, end = 0, 1
     for wait_ms, offsets, size in steps:
         now_ms, end = now_ms + wait_ms, end + offsets
         mark = HistoryMark(now_ms, (end,), (size,))
         all_marks.append(mark)
-        marks = with_mark(marks, mark)
+        marks = with_mark(marks, mark, (), HistoryRetention(ms=1))
     assert len(marks) <= MARKS_MAX
     assert marks[-1].ends == (end,)
     assert sum(mark.sizes[0] for mark in marks) == sum(size for *_, size in steps)
@@ -76,3 +80,95 @@ def test_many_commits_are_told_apart_as_few_and_nothing_goes_too_early(
         (few,) = expired_before(marks, retention, now_ms, (), 1)
         (exact,) = expired_before(all_marks, retention, now_ms, (), 1)
         assert few <= exact
+
+
+MINUTE_MS = 60_000
+DAY_MS = 24 * HOUR_MS
+LATE = 1 / 8
+"""How much longer, or how much more, at most is kept than was asked for."""
+
+COMMITS = 2000
+
+
+def steady(rng: random.Random) -> Iterator[tuple[int, int]]:
+    """When commits are made after the one before, ms, and how many bytes they have."""
+    for _ in range(COMMITS):
+        yield MINUTE_MS, 1000
+
+
+def jittery(rng: random.Random) -> Iterator[tuple[int, int]]:
+    for _ in range(COMMITS):
+        yield round(MINUTE_MS * rng.uniform(0.9, 1.2)), rng.randrange(1, 2000)
+
+
+def in_bursts(rng: random.Random) -> Iterator[tuple[int, int]]:
+    """Commits of a minute for some hours, and then none for some hours."""
+    for number in range(COMMITS):
+        yield (MINUTE_MS if number % 200 else rng.randrange(HOUR_MS, 9 * HOUR_MS)), rng.randrange(500, 1500)
+
+
+def light_then_heavy(rng: random.Random) -> Iterator[tuple[int, int]]:
+    for number in range(COMMITS):
+        yield 6 * MINUTE_MS, (1 if number < COMMITS // 2 else 1_000_000)
+
+
+def seldom_then_often(rng: random.Random) -> Iterator[tuple[int, int]]:
+    for number in range(COMMITS):
+        yield (30 if number < 100 else 2) * MINUTE_MS, 1000
+
+
+@pytest.mark.parametrize("commits", [steady, jittery, in_bursts, light_then_heavy, seldom_then_often])
+@pytest.mark.parametrize("retention", [HistoryRetention(ms=DAY_MS), HistoryRetention(size_bytes=1_000_000)])
+def test_what_is_too_old_or_too_much_goes_not_much_later(commits: object, retention: HistoryRetention) -> None:
+    """Story: of a topic with a commit each minute, all that came after the first hours was one group, with the time of
+    the newest commit. Nothing of that was ever deleted.
+    """
+    assert callable(commits)
+    marks: tuple[HistoryMark, ...] = ()
+    kept: list[HistoryMark] = []  # commits of which something is left
+    now_ms, start = 0, 0
+    for wait_ms, size in commits(random.Random(1)):
+        now_ms += wait_ms
+        mark = HistoryMark(now_ms, (1 + (kept[-1].ends[0] if kept else 0),), (size,))
+        marks = with_mark(marks, mark, (start,), retention)
+        kept.append(mark)
+        assert len(marks) <= MARKS_MAX
+        assert marks[-1] == mark
+        if mark.ends[0] % 20:  # Retention is looked at now and then.
+            continue
+        (exact,) = expired_before(kept, retention, now_ms, (start,), 1)
+        (start,) = expired_before(marks, retention, now_ms, (start,), 1)
+        assert start <= exact, "not too early"
+        kept = [each for each in kept if each.ends[0] > start] or [mark]
+        if retention.ms >= 0:
+            assert now_ms - kept[0].time_ms <= DAY_MS * (1 + LATE)
+        else:
+            left = sum(each.sizes[0] for each in kept)
+            assert left <= retention.size_bytes * (1 + LATE) + 2 * max(size, 2000)
+
+
+def test_a_partition_that_keeps_everything_has_no_other_keep_more() -> None:
+    """Story: its first commit counted for ever, and with it the bytes that others had long deleted."""
+    retention = HistoryRetention(size_bytes=100)
+    marks: tuple[HistoryMark, ...] = (HistoryMark(0, (0, 1), (0, 1)),)
+    start = 0
+    for end in range(1, COMMITS):
+        marks = with_mark(marks, HistoryMark(end * MINUTE_MS, (end, 1), (1, 0)), (start, 0), retention)
+        start, idle = expired_before(marks, retention, end * MINUTE_MS, (start, 0), 2)
+        assert idle == 0
+        assert end - start <= 100 * (1 + LATE) + 2
+
+
+def test_a_commit_of_many_partitions_carries_fewer_marks() -> None:
+    limited = HistoryRetention(ms=DAY_MS)
+    assert [limited.marks_max(partitions) for partitions in (1, 150, 300, 10_000)] == [64, 64, 33, 16]
+    assert HistoryRetention(size_bytes=0).marks_max(1) == 64
+    assert HistoryRetention().marks_max(1) == 16
+
+
+def test_marks_of_what_was_deleted_are_dropped() -> None:
+    newest = HistoryMark(4 * HOUR_MS, (50, 9), (10, 0))
+    assert with_mark(MARKS, newest, (20, 5)) == (*MARKS[2:], newest)
+    assert [mark.ends for mark in with_mark(MARKS, newest, (20,))] == [(20, 5), (20, 9), (40, 9), (50, 9)]
+    assert with_mark(MARKS, newest, (40, 9)) == (newest,)
+    assert with_mark(MARKS, newest, (20, 0))[0].sizes == (0, 50), "what is left of it"

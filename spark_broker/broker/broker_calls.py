@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Reply
@@ -110,6 +111,8 @@ class _Caller(Worker):
             self._queue.put_nowait((request, timeout_ms, answered))
         except queue.Full:
             answered(NetworkError(f"{QUEUED_CALLS_MAX} calls to {self.connection.address} wait already"))
+        if self._stopping.is_set():  # The thread may have ended before it saw this call.
+            self._refuse_rest()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -132,6 +135,7 @@ class _Caller(Worker):
         answered(answer)
 
     def _refuse_rest(self) -> None:
-        while not self._queue.empty():
-            _, _, answered = self._queue.get_nowait()
-            answered(NetworkError(f"{self.connection.address}: the connection was given up"))
+        with suppress(queue.Empty):
+            while True:
+                _, _, answered = self._queue.get_nowait()
+                answered(NetworkError(f"{self.connection.address}: the connection was given up"))

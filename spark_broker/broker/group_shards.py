@@ -27,6 +27,7 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.reply import Answer, Reply
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import EMPTY_IMAGE
+from spark_broker.core.batch import NO_PRODUCER
 from spark_broker.core.groups.machine import GroupShard
 from spark_broker.core.groups.records import (
     GroupRecord,
@@ -53,7 +54,7 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
+from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, BatchHeader, Frame
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
         log, taken_to = led.partition.log, led.read_to
         if taken_to < log.log_end_offset:
             for header in led.partition.guard_storage(lambda: list(log.headers(taken_to)), reads=True):
-                if header.base_offset >= taken_to and header.attributes & (CONTROL | TRANSACTIONAL):
+                if header.base_offset >= taken_to and _is_of_transaction(header):
                     for frame in led.partition.read_log(header.base_offset, header.length, header.next_offset):
                         self._replay(led, frame)
                 led.read_to = header.next_offset
@@ -353,6 +354,13 @@ class GroupShards(CoordinatorRuntime[GroupShard]):
             self._outbox.append(partial(reply, answer))
         else:
             self._held.setdefault(led.number, deque()).append(_Held(led.appended, reply, answer))
+
+
+def _is_of_transaction(header: BatchHeader) -> bool:
+    """Whether a batch was written by a transaction. What compaction leaves of one that was committed is no part of it
+    any more, and has its producer's id.
+    """
+    return bool(header.attributes & (CONTROL | TRANSACTIONAL)) or header.producer_id != NO_PRODUCER
 
 
 @contextmanager

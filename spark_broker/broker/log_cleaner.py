@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
@@ -50,13 +50,13 @@ class LogCleaner:
         self._limits = PassLimits(config.log_cleaner_dedupe_buffer_size, config.log_dir_room_bytes, pace)
         self._unreadable: dict[Partition, Topic] = {}  # left alone while its topic is this one
 
-    def next_pass(self) -> Partition | None:
-        """The dirtiest replica for which it is time; None: there is none."""
+    def next_pass(self, without: Collection[Partition] = ()) -> Partition | None:
+        """The dirtiest replica for which it is time, but for those in `without`; None: there is none."""
         dirty: list[tuple[float, Partition]] = []
         partitions = list(self._manager.partitions())
         self._unreadable = {p: topic for p, topic in self._unreadable.items() if p in partitions and p.topic is topic}
         for partition in partitions:
-            if partition.topic.is_compacted and partition not in self._unreadable:
+            if partition.topic.is_compacted and partition not in self._unreadable and partition not in without:
                 dirt = self._compaction(partition).due()
                 with _stopped_by_the_disk(partition):
                     if dirt is not None and not has_changes_of_transactions(partition):
@@ -148,8 +148,8 @@ class LogCleanerThread(Worker):
         """Compact what is due, each replica at most once: one that cannot be compacted must not stop the others."""
         done: set[Partition] = set()
         while not self._stopped.is_set():
-            partition = self._cleaner.next_pass()
-            if partition is None or partition in done:
+            partition = self._cleaner.next_pass(without=done)
+            if partition is None:
                 return
             done.add(partition)
             for _ in self._cleaner.steps(partition):

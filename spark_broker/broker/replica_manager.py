@@ -170,23 +170,29 @@ class ReplicaManager(ReplicaFiles):
             return None
 
     def delete_old_strays(self, retention_ms: int) -> None:
-        """Delete the replicas that were set aside this long ago, by a clock that was checked."""
-        if retention_ms < 0 or not self._lease.allows_expiry:
+        """Delete the replicas that were set aside this long ago, by a clock that was checked.
+
+        While files are worked on, the next call does this: that may take long, and the caller has more to do.
+        """
+        if retention_ms < 0 or not self._lease.allows_expiry or not self._work_lock.acquire(blocking=False):
             return
-        with self._work_lock:
-            if self._closed:
-                return
-            try:
-                for stray in self._directory.strays():
-                    if self._clock.wall_ms() - stray.since_ms >= retention_ms:
-                        path = self._directory.unname_stray(stray)
-                        logger.warning("%s was set aside log.stray.retention.ms ago and is deleted", stray.replica.path)
-                        self._jobs.add_doomed(path)
-            except SyncFailedError as error:
-                self.storage_failed(error)
-            except SparkBrokerError as error:
-                logger.warning("replicas that were set aside stay: %s", error)
+        try:
+            if not self._closed:
+                self._doom_old_strays(retention_ms)
+        except SyncFailedError as error:
+            self.storage_failed(error)
+        except SparkBrokerError as error:
+            logger.warning("replicas that were set aside stay: %s", error)
+        finally:
+            self._work_lock.release()
         self._have_worked()
+
+    def _doom_old_strays(self, retention_ms: int) -> None:
+        for stray in self._directory.strays():
+            if self._clock.wall_ms() - stray.since_ms >= retention_ms:
+                path = self._directory.unname_stray(stray)
+                logger.warning("%s was set aside log.stray.retention.ms ago and is deleted", stray.replica.path)
+                self._jobs.add_doomed(path)
 
     def _drop_lost(self, before: MetadataImage, removed: Iterable[TopicState], changed: Iterable[PartitionKey]) -> None:
         """Drop the replicas that this broker had before, and has no more.

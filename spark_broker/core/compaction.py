@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import pairwise
 
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.producers import ProducerStates
@@ -76,8 +75,8 @@ class Cleaned:
             passes.append(CleanPass(clean_to, now_ms))
         passes = [one for one in passes[:-1] if one.offset > swept_to] + passes[-1:]
         while len(passes) > PASSES_MAX:
-            waits = [abs(later.at_ms - earlier.at_ms) for earlier, later in pairwise(passes)]
-            del passes[waits.index(min(waits))]
+            # Neither the oldest one, nor the newest: with each pass, one of them would go, and none would become old.
+            del passes[min(range(1, len(passes) - 1), key=lambda i: abs(passes[i + 1].at_ms - passes[i - 1].at_ms))]
         return replace(self, passes=tuple(passes), swept_to=max(self.swept_to, swept_to))
 
 

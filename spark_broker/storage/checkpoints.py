@@ -19,6 +19,9 @@ from spark_broker.storage.filesystem import LOCAL, FileSystem, ReadError
 LEADER_EPOCHS_FILE = "leader-epochs.json"
 HIGH_WATERMARKS_FILE = "high-watermarks.json"
 
+_BAD_SECTOR = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""What a disk, or its file system, answers for bytes that it no longer has. Others may pass, or say who may read."""
+
 T = TypeVar("T")
 
 
@@ -28,17 +31,23 @@ def write_checkpoint(path: Path, value: object, *, fs: FileSystem = LOCAL) -> No
     write_atomically(fs, path, b"%08x\n%s\n" % (crc32c(text), text))
 
 
-def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
+def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL, dispensable: bool = False) -> object | None:
     """The value; None when there is no such file. Raises DamagedLogError when its CRC is wrong, it is no file or
-    it is too large."""
+    it is too large.
+
+    `dispensable`: the caller can do without, and replaces it. A bad sector under it is damage, too: the next file lies
+    elsewhere on the disk.
+    """
     try:
         data = read_whole(fs, path)
     except FileNotFoundError:
         return None
     except ReadError as error:
-        if error.errno != errno.EISDIR:
+        if error.errno == errno.EISDIR:
+            raise DamagedLogError(f"{path.name} is a directory") from error
+        if not dispensable or error.errno not in _BAD_SECTOR:
             raise
-        raise DamagedLogError(f"{path.name} is a directory") from error
+        raise DamagedLogError(f"{path.name} cannot be read: {error.strerror}") from error
     crc, _, text = data.removesuffix(b"\n").partition(b"\n")
     if crc != b"%08x" % crc32c(text):
         raise DamagedLogError(f"{path.name} fails its CRC")
@@ -49,9 +58,12 @@ def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
     return value
 
 
-def read_checkpoint_as(path: Path, kind: type[T], *, fs: FileSystem = LOCAL) -> T | None:
-    """The value as a `kind`; None when there is no file. Raises DamagedLogError, also for a value of another type."""
-    value = read_checkpoint(path, fs=fs)
+def read_checkpoint_as(path: Path, kind: type[T], *, fs: FileSystem = LOCAL, dispensable: bool = False) -> T | None:
+    """The value as a `kind`; None when there is no file. Raises DamagedLogError, also for a value of another type.
+
+    `dispensable`: as for `read_checkpoint`.
+    """
+    value = read_checkpoint(path, fs=fs, dispensable=dispensable)
     try:
         return None if value is None else msgspec.convert(value, kind, strict=True)
     except UNDECODABLE as error:
@@ -70,7 +82,8 @@ def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]], *, f
 
 def read_high_watermarks(log_directory: Path, *, fs: FileSystem = LOCAL) -> dict[tuple[str, int], int]:
     """The high watermarks of all partitions of a log directory, as last saved, by topic id and partition."""
-    saved = read_checkpoint_as(log_directory / HIGH_WATERMARKS_FILE, list[tuple[str, int, int]], fs=fs) or []
+    file = log_directory / HIGH_WATERMARKS_FILE
+    saved = read_checkpoint_as(file, list[tuple[str, int, int]], fs=fs, dispensable=True) or []
     return {(topic_id, partition): offset for topic_id, partition, offset in saved}
 
 

@@ -55,7 +55,7 @@ def _of_this_boot(fs: FileSystem, path: Path, meta: DirectoryMeta, boot_id: str)
 
 def _is_marked_clean(fs: FileSystem, path: Path, meta: DirectoryMeta) -> bool:
     try:
-        return read_checkpoint_as(path / CLEAN_FILE, str, fs=fs) == meta.directory_id
+        return read_checkpoint_as(path / CLEAN_FILE, str, fs=fs, dispensable=True) == meta.directory_id
     except DamagedLogError as error:
         logger.warning("%s: %s; recovery decides", path, error.message)  # An unclean start checks more.
         return False

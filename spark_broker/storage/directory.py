@@ -167,7 +167,7 @@ class LogDirectory:
     def _lost_file(self) -> str:
         """The file that is gone or damaged; empty: none is. SEEN_FILE is written after the high watermarks."""
         try:
-            marks = read_checkpoint(self.path / HIGH_WATERMARKS_FILE, fs=self.fs)
+            marks = read_checkpoint(self.path / HIGH_WATERMARKS_FILE, fs=self.fs, dispensable=True)
         except DamagedLogError:
             return HIGH_WATERMARKS_FILE
         try:
@@ -376,7 +376,7 @@ class LogDirectory:
         """The newest metadata that this directory is known to have had; None: none is."""
         try:
             with self._errors_at(self.path):
-                return read_checkpoint_as(self.path / SEEN_FILE, MetadataSeen, fs=self.fs)
+                return read_checkpoint_as(self.path / SEEN_FILE, MetadataSeen, fs=self.fs, dispensable=True)
         except DamagedLogError as error:
             logger.warning("%s: %s; it is not known which metadata was seen", self.path, error.message)
             return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 
 from spark_broker.storage.index import Entries
 from spark_broker.storage.segment import Segment
@@ -15,19 +16,25 @@ LOADED_BYTES_MAX = 128 << 20
 class LoadedIndexes:
     """The indexes of sealed segments that are in memory, least recently used first. Safe from any thread.
 
+    A segment that was compacted, deleted or cut goes, and its index with it: nothing here keeps it.
+
     Invariant: no index is in memory that is not here, but while `entries` runs.
     """
 
     def __init__(self, bytes_max: int = LOADED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[Segment, int] = OrderedDict()
+        self._sizes: OrderedDict[weakref.ref[Segment], int] = OrderedDict()
         self._bytes = 0
+        # A segment may be collected while this thread has the lock: its end is only noted.
+        self._gone: deque[weakref.ref[Segment]] = deque()
 
     @property
     def bytes(self) -> int:
         """What all of them take."""
-        return self._bytes
+        with self._lock:
+            self._forget_gone()
+            return self._bytes
 
     def entries(self, segment: Segment) -> Entries:
         """The segment's entries; those of a sealed one are loaded if need be. Raises as `Segment.entries`."""
@@ -38,9 +45,17 @@ class LoadedIndexes:
 
     def _used(self, segment: Segment, size: int) -> None:
         with self._lock:
-            self._bytes += size - self._sizes.pop(segment, 0)
-            self._sizes[segment] = size
+            self._forget_gone()
+            known = weakref.ref(segment, self._gone.append)
+            self._bytes += size - self._sizes.pop(known, 0)
+            self._sizes[known] = size
             while self._bytes > self._bytes_max and len(self._sizes) > 1:
                 oldest, freed = self._sizes.popitem(last=False)
                 self._bytes -= freed
-                oldest.unload()
+                if (unused := oldest()) is not None:
+                    unused.unload()
+
+    def _forget_gone(self) -> None:
+        """Under the lock."""
+        while self._gone:
+            self._bytes -= self._sizes.pop(self._gone.popleft(), 0)

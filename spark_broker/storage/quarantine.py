@@ -42,7 +42,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 
 def read_quarantine(directory: Path, *, fs: FileSystem = LOCAL) -> Quarantine:
     """The list in a broker's directory; empty where there is none. Raises DamagedLogError, OSError."""
-    entries = read_checkpoint_as(directory / QUARANTINE_FILE, list[_Entry], fs=fs) or ()
+    entries = read_checkpoint_as(directory / QUARANTINE_FILE, list[_Entry], fs=fs, dispensable=True) or ()
     unmoved = {(entry.topic_id, entry.partition): entry.unmoved for entry in entries if entry.unmoved}
     return Quarantine(frozenset((entry.topic_id, entry.partition) for entry in entries), unmoved)
 

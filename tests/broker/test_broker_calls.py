@@ -20,6 +20,7 @@ from spark_broker.protocol.messages import (
     Message,
     MetadataRequest,
 )
+from tests.conftest import WaitUntil
 
 WAIT_MS = 20_000
 
@@ -112,6 +113,27 @@ def test_a_broker_that_comes_back_elsewhere_is_called_there(calls: BrokerCalls) 
         (connection.port, len(connection.requests)) for connection in FakeConnection.made if connection.host == "host-1"
     ]
     assert ports == [(9000, 2), (9001, 1)]
+
+
+def test_a_call_whose_thread_has_just_ended_is_answered(calls: BrokerCalls, wait_until: WaitUntil) -> None:
+    """Story: a marker was handed to a thread that had been replaced. Nobody answered, and no more markers were sent to
+    that broker.
+    """
+
+    def call(port: int) -> AwaitedAnswer:
+        answer = AwaitedAnswer()
+        calls.send(broker(1, port), MetadataRequest(), WAIT_MS, answer)
+        answer.wait(WAIT_MS)
+        return answer
+
+    call(9000)
+    replaced = calls._callers[1]
+    call(9001)
+    wait_until(lambda: not replaced.is_alive(), "the thread of the former address has ended")
+    late = AwaitedAnswer()
+    replaced.put(MetadataRequest(), WAIT_MS, late)
+    with pytest.raises(NetworkError, match="given up"):
+        late.wait(WAIT_MS)
 
 
 def test_producer_ids_come_from_the_controller_in_this_brokers_name(calls: BrokerCalls) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +12,13 @@ import pytest
 
 from spark_broker.broker.append import Append, Marker
 from spark_broker.broker.clock import SYSTEM_CLOCK
-from spark_broker.broker.log_cleaner import LogCleaner
+from spark_broker.broker.log_cleaner import LogCleaner, LogCleanerThread
 from spark_broker.config import TopicConfig
-from spark_broker.errors import InvalidRequestError
+from spark_broker.errors import InvalidRequestError, StorageFullError
 from spark_broker.protocol.arrow_message import encode_batch, row_deltas
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.storage.cleaner import Cleaner
 from spark_broker.storage.segment_swap import COMPACTION_FILE
 from tests.broker.compacted_partition import RowsOfKeys
 from tests.broker.rig import KEY, Outcome, Rig, RigBroker
@@ -304,6 +306,34 @@ def test_the_dirtiest_log_comes_first(tmp_path: Path, make_rig: MakeRig) -> None
     assert cleaner.next_pass() is rig.leader.partition
     rig.compact(rig.leader)
     assert cleaner.next_pass() is None
+
+
+def test_a_log_for_which_there_is_no_room_keeps_no_other_from_being_compacted(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Story: its compaction was refused, it was the dirtiest again, and the round was over: for all logs, for good."""
+    large, small = make_rig(), CompactedRig(tmp_path / "other")
+    for rig, count in ((large, 6), (small, 2)):
+        for number in range(count):
+            rig.put((b"k", b"%d" % number))
+        rig.roll()
+    partitions = [large.leader.partition, small.leader.partition]
+    check_room = Cleaner._check_room
+
+    def refuse(self: Cleaner, size_bytes: int) -> None:
+        if tmp_path / "other" not in self._directory.parents:
+            raise StorageFullError("no room")
+        check_room(self, size_bytes)
+
+    monkeypatch.setattr(Cleaner, "_check_room", refuse)
+    manager = SimpleNamespace(partitions=lambda: partitions)
+    bugs: list[BaseException] = []
+    LogCleanerThread(manager, small.settings.cluster, bugs.append)._clean_all()  # type: ignore[arg-type]
+    assert bugs == []
+    assert caplog.text.count("no room") == 1
+    assert [row[2] for row in small.rows(small.leader)] == [b"1"]
+    assert len(large.rows(large.leader)) == 6
+    small.stop()
 
 
 def test_a_pass_that_meets_what_cannot_be_read_has_the_replica_fetched_again(make_rig: MakeRig) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from spark_broker.broker.append import Append
+from spark_broker.broker.append import Append, Marker
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.coordinator_runtime import REFUSED_AGAIN_MS, Led
 from spark_broker.broker.group_coordinator import GroupCoordinator
@@ -33,6 +33,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
+from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL
 from spark_broker.protocol.messages import (
     CommittedOffset,
     DeleteGroupOffsetsRequest,
@@ -236,6 +237,31 @@ def test_a_compacted_log_says_the_same(rig: GroupRig) -> None:
     assert sum(header.row_count for header in rig.log().log.headers(0)) < rows
     for reader in (coordinator, rig.coordinator()):
         assert [committed(reader, group) for group in ("g0", "g1", "g2")] == [[57], [58], [59]]
+
+
+def test_offsets_of_a_transaction_that_compaction_meets_first_count(
+    rig: GroupRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: compaction makes plain batches of those that a transaction has committed. A coordinator that had not read
+    them yet passed over them.
+    """
+    slow, writer = rig.coordinator(), rig.coordinator()
+    for each in (slow, writer):
+        assert committed(each, "g") == []
+    monkeypatch.setattr(writer, "_confirm", lambda partition, awaited, *_: partition.confirm(awaited))
+    answers: list[Answer] = []
+    deadline_ms = SYSTEM_CLOCK.boottime_ms() + 30_000
+    request = TransactionalOffsetCommitRequest("g", [CommittedOffset("t", 0, 9, 0)], "id", 5, 0, 0)
+    writer.commit(request, deadline_ms, answers.append)
+    rig.log().append_marker(Marker(5, 1, True, deadline_ms), Outcome())
+    for offset in range(60):
+        commit(writer, "others", offset)
+    assert answers == [EmptyResponse()]
+    rig.compact()
+    kept = [header for header in rig.log().log.headers(0) if header.producer_id == 5 and header.row_count]
+    assert kept
+    assert not [header for header in kept if header.attributes & TRANSACTIONAL and not header.attributes & CONTROL]
+    assert committed(slow, "g") == [9]
 
 
 def test_commits_by_the_names_of_topics_are_taken_once(rig: GroupRig) -> None:

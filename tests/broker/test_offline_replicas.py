@@ -46,9 +46,13 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.arrow_message import assign, encode_batch
 from spark_broker.protocol.frame import Frame
+from spark_broker.protocol.messages import NO_INCARNATION, MetadataSeen
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
-from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.checkpoints import HIGH_WATERMARKS_FILE, write_checkpoint
+from spark_broker.storage.clean_marker import CLEAN_FILE
+from spark_broker.storage.directory import SEEN_FILE, LogDirectory
 from spark_broker.storage.log_state import LOG_STATE_FILE
+from spark_broker.storage.quarantine import QUARANTINE_FILE
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 from spark_broker.testing.simulation.operations import Fault, Operation
@@ -715,6 +719,37 @@ def test_a_replica_whose_directory_cannot_be_looked_at_is_offline_and_no_other(
     second.retry()
     assert second.manager.offline == {}
     assert second.rows("bad") == 1
+
+
+@pytest.mark.parametrize("file", [HIGH_WATERMARKS_FILE, QUARANTINE_FILE, SEEN_FILE, CLEAN_FILE])
+def test_a_bad_sector_under_a_file_that_can_be_written_anew_keeps_no_broker_from_starting(file: str) -> None:
+    """Story: such a broker ended at each start, though a file with zeros in it would have been passed over."""
+    first = good_and_bad()
+    first.manager.save_high_watermarks()
+    first.directory.write_seen(MetadataSeen(1, 1, "w", 1, 1, 1))
+    first.manager.stop(clean=True)
+    first.directory.mark_clean()
+    path = first.directory.path / file
+    fs = first.fs.crash_process()
+    if not fs.exists(path):
+        write_checkpoint(path, [], fs=fs)
+    tried: list[Operation] = []
+
+    def refuse(operation: Operation) -> Fault | None:
+        if operation.path != str(path) or operation.kind != "read_bytes":
+            return None
+        tried.append(operation)
+        return Fault(errno.EIO)
+
+    fs.on_operation = refuse
+    second = Broker(fs, first)
+    incarnation, earlier = second.directory.begin_incarnation("second")
+    assert (earlier == [NO_INCARNATION]) == (file in (HIGH_WATERMARKS_FILE, QUARANTINE_FILE)), incarnation
+    assert file != SEEN_FILE or second.directory.read_seen() is None
+    second.apply()
+    assert [second.rows(name) for name in ("good", "bad")] == [1, 1]
+    assert second.failures == []
+    assert tried
 
 
 def test_an_error_of_a_read_that_passes_is_none(broker: Broker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 
 import pytest
 
@@ -108,6 +109,33 @@ def test_a_stray_is_deleted_after_a_while_by_a_broker_whose_clock_is_believed(fi
     broker.lease.extend(broker.boottime_ms(), 10_000)
     assert not stays_after(1)
     assert broker.directories() == []
+
+
+def test_old_strays_wait_while_files_are_worked_on(first: Broker) -> None:
+    """Story: maintenance waited for all work on files, and with it slow followers stayed in their ISRs."""
+    broker = next_process(first)
+    forget(broker)
+    broker.apply()
+    broker.work()
+    broker.ahead_ms = WEEK_MS + 1
+    works, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with broker.manager._work_lock:
+            works.set()
+            assert done.wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert works.wait(30)
+    broker.manager.delete_old_strays(WEEK_MS)
+    done.set()
+    thread.join()
+    broker.work()
+    assert strays(broker) == ["t"]
+    broker.manager.delete_old_strays(WEEK_MS)
+    broker.work()
+    assert strays(broker) == []
 
 
 def test_a_stray_that_is_brought_back_is_the_replica_again(first: Broker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -337,6 +338,19 @@ def test_the_indexes_of_all_logs_share_one_bound_of_memory(tmp_path: Path) -> No
         loaded = [segment for log in logs for segment in log._segments if segment.sealed and segment.loaded]
         assert len(loaded) == min(5, 3 * len(logs)) == indexes.bytes // ENTRY_BYTES
     assert set(logs[-1]._segments[:-1]) < set(loaded), "those that were read last"
+
+
+def test_the_index_of_a_segment_that_is_gone_is_gone(tmp_path: Path) -> None:
+    """Story: what compaction had replaced, and the segments of deleted topics, stayed until the bound was reached."""
+    indexes = LoadedIndexes()
+    log, _ = filled(tmp_path, [True] * 4)
+    log.close(clean=True)
+    log = PartitionLog.open(tmp_path, LogConfig(), schema_message, start=StartKind.CLEAN, indexes=indexes)
+    everything(log)
+    assert indexes.bytes == 3 * ENTRY_BYTES
+    log.advance_log_start(log.log_end_offset)
+    gc.collect()
+    assert indexes.bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from spark_broker.core.compaction import (
 )
 from spark_broker.core.transaction_index import TransactionIndex
 
+MINUTE_MS = 60_000
 DAY_MS = 86_400_000
 
 
@@ -61,6 +63,20 @@ def test_many_passes_are_told_apart_only_as_far_as_there_is_room_and_never_too_e
         for retention_ms in (0, 500, 5000):
             purgeable = cleaned.purgeable_to(now_ms, retention_ms)
             assert now_ms - reached[purgeable] >= retention_ms or purgeable == 0
+
+
+@pytest.mark.parametrize("jitter_ms", [0, 500])
+def test_deletions_go_not_much_later_than_their_time(jitter_ms: int) -> None:
+    """Story: of a log that is compacted each minute, the newest or the oldest pass went with each further one. None
+    grew old: tombstones stayed for twice as long, and with equal intervals for good.
+    """
+    rng, cleaned, now_ms, reached = random.Random(1), NEVER_CLEANED, 0, [0]
+    for offset in range(1, 3 * 1440):
+        now_ms += MINUTE_MS + rng.randint(0, jitter_ms)
+        reached.append(now_ms)
+        purgeable = cleaned.purgeable_to(now_ms, DAY_MS)
+        assert now_ms - reached[min(purgeable + 1, offset)] <= 1.2 * DAY_MS
+        cleaned = cleaned.after(offset, purgeable, now_ms)
 
 
 def test_what_purging_and_relying_say_only_grows() -> None:

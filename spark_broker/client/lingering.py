@@ -12,7 +12,7 @@ from spark_broker.client.reentry import refuse_within
 from spark_broker.client.retry import Deadline
 from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.client.unseen import Unseen
-from spark_broker.errors import SparkBrokerError
+from spark_broker.errors import NoThreadError, SparkBrokerError
 from spark_broker.interrupts import Condition, uninterrupted
 from spark_broker.model import TopicPartition
 from spark_broker.threads import LONGEST_WAIT_S, Fate, Worker, begin, client_ended
@@ -23,6 +23,9 @@ one: nothing was done then.
 """
 
 _AT_ONCE_S = -math.inf
+
+LEFT_MAX = 64
+"""How many builders a slot has at most before a callback waits for whoever hands them on."""
 
 
 class OutOfTimeError(Exception):
@@ -41,10 +44,13 @@ class Lingering:
         died: Fate,
         unseen: Unseen,
         lost: Callable[[SparkBrokerError], None],
+        calls_back: Callable[[], bool] = lambda: False,
     ) -> None:
         """`died` is called if the thread has ended by an error of our own. `unseen`: where records that fail count.
-        `lost`: is told of an error of our own that took records, before their Futures are.
+        `lost`: is told of an error of our own that took records, before their Futures are. `calls_back`: whether the
+        calling thread runs a callback.
         """
+        self._calls_back = calls_back
         self._unseen = unseen
         self._died = died
         self._lost = lost
@@ -94,7 +100,8 @@ class Lingering:
                     future = builder.add(key, value, headers, timestamp_us, size_bytes)
                 if future is not None and waits and builder.room_bytes > 0:
                     return future
-            self._hand_on(slot)
+            if not self._left(slot):
+                self._hand_on(slot)
             if future is not None:
                 return future
 
@@ -150,19 +157,41 @@ class Lingering:
                 slot.order_of = 0
                 slot.order.give_back()
 
+    def _left(self, slot: Slot) -> bool:
+        """Whether the full slot is left to the thread. Who hands it on now may wait for room, which is made once the
+        callback that calls this has returned.
+        """
+        if not slot.order.is_taken or slot.order_of == threading.get_ident() or not self._calls_back():
+            return False
+        refuse_within(self)
+        with slot.lock, self._lock:
+            if self._closed or len(slot.sealed) >= LEFT_MAX:
+                return False
+            try:
+                self._at_once(slot)
+            except NoThreadError:
+                return False
+            self._seal(slot, math.inf)
+        return True
+
+    def _seal(self, slot: Slot, due_s: float) -> None:
+        """Under the slot's lock: close what began by `due_s`."""
+        builder = slot.builder
+        if builder is not None and builder.first_at_s <= due_s:
+            builder.seal()
+            sealed = [*slot.sealed, builder] if builder.result.records else slot.sealed
+            slot.sealed, slot.builder = sealed, None
+
     def _hand_on_in_order(self, slot: Slot, due_s: float, deadline: Deadline | None) -> None:
         with slot.lock:
-            builder = slot.builder
-            if builder is not None and builder.first_at_s <= due_s:
-                builder.seal()
-                sealed = [*slot.sealed, builder] if builder.result.records else slot.sealed
-                slot.sealed, slot.builder = sealed, None
+            self._seal(slot, due_s)
             if slot.builder is None:
                 with self._lock:
                     self._due.pop(slot, None)
         while slot.sealed:
             with uninterrupted() as block:
-                builder, *slot.sealed = slot.sealed
+                with slot.lock:
+                    builder, *slot.sealed = slot.sealed
                 try:
                     self._dispatch(slot.topic_partition, builder, deadline)
                 except BaseException as error:
@@ -176,14 +205,18 @@ class Lingering:
         """The time, or what a signal handler raised, has ended the wait for room or for a broker. The linger thread
         goes on.
         """
-        slot.sealed = [builder, *slot.sealed]
+        with slot.lock:
+            slot.sealed = [builder, *slot.sealed]
         with self._lock:
-            if self._closed:
-                return
-            self._due.pop(slot, None)
-            self._due = {slot: _AT_ONCE_S, **self._due}
-            self._wake()
-            self._waiting.notify_all()
+            if not self._closed:
+                self._at_once(slot)
+
+    def _at_once(self, slot: Slot) -> None:
+        """Under the lock: the thread hands this slot on before all others."""
+        self._due.pop(slot, None)
+        self._due = {slot: _AT_ONCE_S, **self._due}
+        self._wake()
+        self._waiting.notify_all()
 
     def _lose(self, builder: RecordBuilder, error: BaseException) -> None:
         """An error of our own. Nobody else knows these records: their Futures would never end."""
@@ -201,7 +234,7 @@ class Lingering:
         with self._lock:
             if self._closed:
                 return False
-            self._due[slot] = time.monotonic() + self._linger_s
+            self._due.setdefault(slot, time.monotonic() + self._linger_s)  # What is due at once stays so.
             self._wake()
             return True
 

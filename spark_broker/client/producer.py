@@ -363,6 +363,8 @@ class Producer(OfOneProcess):
         if not view.has_default_schema:  # The topic may have been made again since.
             cluster = self._metadata.refresh(deadline)
             view = cluster.topic(name) or view
+        if name not in self._targets:  # Each keeps thousands of keys: not those of topics that have gone.
+            self._targets = {known: each for known, each in self._targets.items() if cluster.topic(known) is not None}
         target = target_of(view, cluster, self._config.batch_size, self._targets.get(name))
         self._targets[name] = target
         return target
@@ -371,7 +373,8 @@ class Producer(OfOneProcess):
         self, view: TopicView, batch: pa.RecordBatch, partition: int | None
     ) -> list[tuple[int, pa.RecordBatch]]:
         if partition is not None:
-            return [(self._checked(view, partition), batch)]
+            number = self._checked(view, partition)
+            return [(number, batch)] if batch.num_rows else []
         return partition_batch(batch, view.key_columns, len(view.partitions), sticky=self._next_sticky(view))
 
     def _record_partition(self, target: SendTarget, key: bytes | None, partition: int | None) -> int:

@@ -56,6 +56,7 @@ class ProducerParts:
             died=self.sender.died,
             unseen=self.unseen,
             lost=self.note_failure,
+            calls_back=lambda: self.sender.reports_here,
         )
         self.transactions = self._open_transactions()
         self.sticky: dict[str, int] = {}

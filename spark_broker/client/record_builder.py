@@ -175,7 +175,7 @@ class Slot:
     """Where a partition's records gather. `order` is taken while a builder is handed on: none overtakes another.
 
     `order_of`: the thread that holds it; 0: none. `sealed`: builders that are full or due, the oldest first, until they
-    are handed on; changed under `order`.
+    are handed on; changed under `lock`, and taken off under `order`.
     """
 
     __slots__ = ("builder", "lock", "order", "order_of", "sealed", "topic_partition")

@@ -130,8 +130,12 @@ class Sender:
                     self._stream(channel)
 
     def reserve(self, size_bytes: int, deadline: Deadline) -> None:
-        """Wait for room in the buffer. Raises BufferExhaustedError at the deadline, ClosedError after close."""
-        limit = self._config.buffer_memory
+        """Wait for room in the buffer. Raises BufferExhaustedError at the deadline, ClosedError after close.
+
+        A callback does not wait: the thread that it would hold up makes the room. It may take as much again.
+        """
+        waits = not self.reports_here
+        limit = self._config.buffer_memory * (1 if waits else 2)
 
         def has_room() -> bool:
             # A batch that is larger than the whole buffer goes alone.
@@ -141,7 +145,7 @@ class Sender:
             refuse_within(self)
         with self.lock:
             room = has_room()
-            if not room:
+            if not room and waits:
                 room = self._changed.wait_for(has_room, deadline.remaining_s)
             self._check_open()
             if not room:
@@ -198,6 +202,11 @@ class Sender:
         """Whether there is a batch without an outcome, besides the one whose callback calls this."""
         with self.lock:
             return not self._incomplete.issubset(self._reported_here())
+
+    @property
+    def reports_here(self) -> bool:
+        """Whether this thread runs the callbacks of a batch: it completes the others only afterwards."""
+        return bool(self._reported_here())
 
     def _reported_here(self) -> list[OutgoingBatch]:
         batches: list[OutgoingBatch] = getattr(self._reporting, "batches", [])

@@ -28,6 +28,9 @@ BACKOFF_MAX_S = 5.0
 LASTED_S = 10.0
 """A launch that ran this long was not a failed start: the next one follows without a pause."""
 
+SHORT_LIVED_MAX = 3
+"""An executor on which so many launches in a row did not last comes after all others, also those beside brokers."""
+
 MAX_OVER = 100
 """A new launch is given the numbers of at most this many earlier launches that are over."""
 
@@ -99,6 +102,7 @@ class BrokerLauncher:
         self._running: dict[int, Placement] = {}  # by slot
         self._moving: set[int] = set()  # running launches that leave an executor which Spark takes away
         self._failures: collections.deque[LaunchFailure] = collections.deque(maxlen=20)
+        self._short_lived: collections.Counter[str] = collections.Counter()  # by executor: launches in a row
         # Launches that are over, but whose process may still run and hold its log directory, which any slot may need.
         self._over: collections.deque[int] = collections.deque(maxlen=MAX_OVER)
         host.open(self)
@@ -224,10 +228,11 @@ class BrokerLauncher:
                 logger.warning("slot %d cannot launch a broker: %s", slot, error)
                 outcome = None
             finally:
-                self._release(slot)
+                lasted = time.monotonic() - began >= LASTED_S
+                self._release(slot, lasted=lasted)
             if outcome is not None and outcome.reason == STOPPED:
                 return  # a controlled shutdown: this broker, or the whole cluster, is meant to be gone
-            if time.monotonic() - began >= LASTED_S:
+            if lasted:
                 backoff_s = BACKOFF_FIRST_S
             self._pause(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
@@ -313,13 +318,20 @@ class BrokerLauncher:
         return [executor for executor in executors if executor.id not in taken]
 
     def _most_distant(self, free: list[Executor]) -> Executor:
-        """A free executor on the host with the fewest brokers: replicas can then lie on different hosts."""
+        """A free executor on the host with the fewest brokers: replicas can then lie on different hosts. One on which
+        no broker lasts comes last.
+        """
         brokers = collections.Counter(executor.host for executor in self._taken.values())
-        return min(free, key=lambda executor: brokers[executor.host])
+        short = self._short_lived
+        return min(free, key=lambda e: (short[e.id] >= SHORT_LIVED_MAX, brokers[e.host], short[e.id]))
 
-    def _release(self, slot: int) -> None:
+    def _release(self, slot: int, *, lasted: bool) -> None:
         with self._changed:
-            del self._taken[slot]
+            executor = self._taken.pop(slot)
+            if lasted:
+                self._short_lived.pop(executor.id, None)
+            else:
+                self._short_lived[executor.id] += 1
             self._changed.notify_all()
 
     def _is_over(self) -> bool:

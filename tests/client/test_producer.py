@@ -734,3 +734,52 @@ def test_a_callback_may_append(cluster: FakeCluster, producer: Producer, values:
     producer.append("t", values("a")).add_done_callback(append_again)
     assert done.wait(WAIT_S)
     assert stored_values(cluster) == [["a", "b"]]
+
+
+def test_a_batch_of_no_rows_is_nothing_to_append(cluster: FakeCluster, producer: Producer, values: Values) -> None:
+    """Story: with `partition` it raised, where a filter had left nothing."""
+    cluster.create("t", 2)
+    for partition in (None, 1):
+        assert producer.append("t", values("a").slice(0, 0), partition=partition).result(WAIT_S) == []
+    with pytest.raises(UnknownTopicOrPartitionError):
+        producer.append("t", values("a").slice(0, 0), partition=2).result(WAIT_S)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 5])
+@pytest.mark.parametrize("sends", [False, True])
+def test_callbacks_may_append_while_the_buffer_is_full(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil, linger_ms: int, sends: bool
+) -> None:
+    """Story: the thread that makes room ran the callback, which waited for room. Batches stood still for 30 s, until
+    their connection timed out.
+    """
+    cluster.create("t")
+    gate = threading.Event()
+    cluster.append_hook = Script(gate=gate)
+    with Producer(cluster.bootstrap, buffer_memory=6000, linger_ms=linger_ms, batch_size=1000) as producer:
+        again: list[Future[object]] = []
+
+        def append(text: str) -> Future[object]:
+            if sends:
+                return producer.send("t", text, partition=0)  # type: ignore[return-value]
+            return producer.append("t", values(text), partition=0)  # type: ignore[return-value]
+
+        def append_all() -> None:
+            for number in range(40):
+                append(f"{number:03}" + "x" * 900).add_done_callback(
+                    lambda _: again.append(append("again" + "x" * 900))
+                )
+
+        thread = threading.Thread(target=append_all)
+        thread.start()
+        wait_until(lambda: producer._sender._buffered_bytes > 4000, "the buffer is full")
+        began_s = time.monotonic()
+        gate.set()
+        thread.join(WAIT_S)
+        wait_until(lambda: len(again) == 40, "every callback has appended")
+        wait(again, WAIT_S)
+        assert time.monotonic() - began_s < WAIT_S / 2
+        assert not [future for future in again if future.exception(0)]
+    first = [value[:3] for value in stored_values(cluster)[0] if not value.startswith("again")]
+    assert first == [f"{number:03}" for number in range(40)], "callbacks keep the order of others"
+    assert len(stored_values(cluster)[0]) == 80

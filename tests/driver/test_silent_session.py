@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from types import SimpleNamespace
 from typing import cast
@@ -11,6 +12,9 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from spark_broker.broker.spec import FAILED, BrokerOutcome, BrokerSpec
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.config import AdminConfig
 from spark_broker.driver import keeper_host
 from spark_broker.driver import launcher as launcher_module
 from spark_broker.driver.executors import Executor
@@ -18,8 +22,9 @@ from spark_broker.driver.hosts import HostListener
 from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher, LaunchController
 from spark_broker.errors import NotControllerError, RequestTimedOutError
-from spark_broker.history.schedule import TieringSchedule
-from spark_broker.protocol.messages import MetadataResponse
+from spark_broker.history.schedule import LEADERLESS_MS, TieringSchedule
+from spark_broker.history.timetable import RunKind
+from spark_broker.protocol.messages import MetadataResponse, PartitionMetadata, TopicMetadata
 from tests.conftest import WaitUntil
 from tests.driver.running_host import EXECUTOR, HOST, RunningHost, spec
 
@@ -146,3 +151,47 @@ def test_a_stop_waits_for_no_broker_of_a_session_that_has_ended_meanwhile(wait_u
     wait_until(lambda: bool(launcher.running()), "a broker runs")
     threading.Timer(0.2, launcher.session_ended).start()
     assert not launcher.stop(1e6)
+
+
+class BadExecutorHost(RunningHost):
+    """On one of its executors no broker starts."""
+
+    shared_executor = False
+    all = (Executor("1", "host-1", 2), Executor("2", "host-2", 2), Executor("3", "host-1", 2))
+    bad = "2"
+
+    def executors(self) -> list[Executor]:
+        return list(self.all)
+
+    def run(self, executor: Executor, launch: BrokerSpec) -> BrokerOutcome:
+        return BrokerOutcome(reason=FAILED) if executor.id == self.bad else super().run(executor, launch)
+
+
+def test_an_executor_on_which_no_broker_lasts_comes_after_those_that_are_free(
+    monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    """Story: a broken disk of one executor, which was always the first choice. A free one was never tried."""
+    monkeypatch.setattr(launcher_module, "BACKOFF_MAX_S", 0.1)
+    numbers = itertools.count(1)
+    controller = SimpleNamespace(new_launch=lambda: next(numbers), spark_loss=lambda _: None)
+    launcher = BrokerLauncher(BadExecutorHost(), cast("LaunchController", controller), lambda launch, _: spec(launch))
+    for _ in range(2):
+        launcher.add_slot()
+    wait_until(lambda: {placement.executor.id for placement in launcher.running()} == {"1", "3"}, "both brokers run")
+    launcher.stop(0.01)
+
+
+def test_a_topic_without_a_leader_does_not_hold_up_the_tables_of_others() -> None:
+    """Story: each run waited 60 s for the leader of each such topic. With five of them, others had no other runs."""
+
+    def topic(*leaders: int) -> TopicMetadata:
+        partitions = [PartitionMetadata(number, leader, 0, [0], [0], 0) for number, leader in enumerate(leaders)]
+        return TopicMetadata("t", "12" * 16, partitions, [], {})
+
+    waits: list[int] = []
+    schedule = TieringSchedule(cast("SparkSession", None), 1, MetadataResponse, str, lambda _: None)  # type: ignore[arg-type]
+    schedule._missing = lambda: None  # type: ignore[method-assign]
+    schedule._tier = lambda client, config, topic: waits.append(config.default_api_timeout_ms)  # type: ignore[method-assign]
+    due = [(each, RunKind.WHOLE) for each in (topic(0, 1), topic(0, -1))]
+    schedule._run_due(cast("ClusterMetadata", None), AdminConfig(), due)
+    assert waits == [AdminConfig().default_api_timeout_ms, LEADERLESS_MS]

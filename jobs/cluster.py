@@ -25,21 +25,32 @@ from typing import TYPE_CHECKING, TextIO
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from spark_broker.broker.log_format import formatter
+from spark_broker.cli.main import INTERRUPTED
 from spark_broker.config import LOG_LEVELS, ClusterSettings, load_cluster_settings
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.directories import lasting_metadata_dir
-from spark_broker.driver.metadata_claim import check_claim_of
-from spark_broker.driver.session import configure_spark, forward_jvm_signals, quiet_spark, submitted_settings
+from spark_broker.driver.metadata_claim import Owner, check_claim_of
+from spark_broker.driver.session import (
+    configure_spark,
+    forward_jvm_signals,
+    interruptible_start,
+    quiet_spark,
+    submitted_settings,
+)
 from spark_broker.driver.view import COLUMNS, table_rows
 from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
 from spark_broker.setting_values import named_once
 from spark_broker.spark.delta_session import configure_delta_where_there
-from spark_broker.storage.filesystem import LOCAL
+from spark_broker.spark.spark_failures import of_spark, root_cause, said
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_S = 0.2
+
+GIVEN_UP = ("JAVA_GATEWAY_EXITED", "stopped SparkContext")
+"""Java has refused its options, or no master answers. Java, or Spark's log, has said so before."""
+
 WIDTH = 120
 """The width of a table that is not printed on a terminal."""
 
@@ -95,17 +106,29 @@ def main(given: list[str] | None = None) -> int:
             with started(spark, options, settings, stop) as cluster:
                 show(cluster)
                 if options.ready_file:
-                    write_ready_file(options.ready_file, cluster)
+                    write_ready_file(options.ready_file, cluster, temporary=not settings.cluster.log_dirs)
                 run(cluster, stop, options.run_seconds)
                 print("stopping: brokers hand over and sync ...", flush=True)
     except SparkBrokerError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before there is a session
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except of_spark() as error:
+        print(f"error: {why(error)}", file=sys.stderr)
         return 1
     finally:
         if options.ready_file:
             remove_ready_file(options.ready_file)
     print("stopped", flush=True)
     return 0
+
+
+def why(error: Exception) -> str:
+    """What an exception of Spark's says, in a line. That of a start that was given up says only where it was."""
+    text = (said(error) + root_cause(error)).partition(" This stopped SparkContext was created at:")[0]
+    return f"{text} The reason is above." if any(name in text for name in GIVEN_UP) else text
 
 
 def load_settings(options: argparse.Namespace) -> ClusterSettings:
@@ -174,12 +197,13 @@ def session(options: argparse.Namespace, settings: ClusterSettings) -> Iterator[
     """The Spark session, stopped at the end. With Delta where the cluster is to tier."""
     from pyspark.sql import SparkSession
 
-    quiet_spark()
-    builder = SparkSession.builder.appName("spark-broker")
-    builder = configure_spark(builder.master(master(options)))
-    if settings.cluster.tiering_interval_ms >= 0:
-        builder = configure_delta_where_there(builder)
-    spark = builder.getOrCreate()
+    with interruptible_start():
+        quiet_spark()
+        builder = SparkSession.builder.appName("spark-broker")
+        builder = configure_spark(builder.master(master(options)))
+        if settings.cluster.tiering_interval_ms >= 0:
+            builder = configure_delta_where_there(builder)
+        spark = builder.getOrCreate()
     try:
         yield spark
     finally:
@@ -280,8 +304,12 @@ def show(cluster: BrokerCluster) -> None:
     print(f"bootstrap.servers = {cluster.bootstrap_servers}", flush=True)
 
 
-def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
-    """Write what another process needs to use the cluster. The file appears only when it is complete."""
+def write_ready_file(path: Path, cluster: BrokerCluster, *, temporary: bool) -> None:
+    """Write what another process needs to use the cluster. The file appears only when it is complete.
+
+    `temporary`: its data is deleted when it stops.
+    """
+    here = Owner.here("", os.getpid())
     brokers = [
         {
             "id": status.broker.id,
@@ -298,9 +326,12 @@ def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
         "cluster_id": cluster.cluster_id,
         "log_dirs": cluster.log_dirs,
         "metadata_dir": cluster.metadata_dir,
-        "driver_pid": os.getpid(),
-        "driver_start_time": LOCAL.process().start_time,
-        "boot_id": LOCAL.boot_id(),
+        "temporary": temporary,
+        "driver_pid": here.pid,
+        "driver_start_time": here.start_time,
+        "driver_host": here.host,
+        "boot_id": here.boot_id,
+        "pid_namespace": here.pid_namespace,
         "driver_log": log_file(),
         "brokers": brokers,
     }

@@ -3,6 +3,7 @@
     spark-submit jobs/consume.py --bootstrap-servers HOST:PORT --topic flights --to flights.parquet
 
 With `--checkpoint DIR` a run takes the records that have come since the last one; `--follow` goes on until it is ended.
+Ctrl-C or SIGTERM ends it in order, and it says how many records there were.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import FORMAT, add_pairs, records_until_end, session, told_in_a_line, wrong_arguments
+from jobs.submitted import FORMAT, add_pairs, exit_status, observed, records_until_end, session, wrong_arguments
 from spark_broker.cli.output import counted
 from spark_broker.driver.session import submitted_settings
 
@@ -58,7 +59,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Read it; returns the exit status."""
     options = arguments(given)
-    return told_in_a_line(lambda: run(options))
+    return exit_status(lambda: run(options))
 
 
 def check(options: argparse.Namespace) -> None:
@@ -145,13 +146,13 @@ def read_once(spark: SparkSession, options: argparse.Namespace) -> int:
 
 def stream(spark: SparkSession, options: argparse.Namespace) -> int:
     """Read the new records, and with --follow those that come later; returns their number."""
-    return records_until_end(start(spark, options))
+    return records_until_end(spark, lambda: start(spark, options))
 
 
 def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
     """The query. Without a checkpoint of its own (the console), Spark makes one for this run."""
     frame = shaped(spark.readStream.format(FORMAT).options(**read_options(options)).load(), options)
-    writer = frame.writeStream.options(**dict(options.write_option))
+    writer = observed(frame).writeStream.options(**dict(options.write_option))
     if options.checkpoint:
         writer = writer.option("checkpointLocation", options.checkpoint)
     if not options.follow:

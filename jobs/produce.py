@@ -3,6 +3,7 @@
     spark-submit jobs/produce.py --bootstrap-servers HOST:PORT --topic flights --create --format csv flights/
 
 With `--checkpoint DIR` a run takes the files that have come since the last one; `--follow` goes on until it is ended.
+Ctrl-C or SIGTERM ends it in order, and it says how many rows there were.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import FORMAT, add_pairs, records_until_end, session, told_in_a_line, wrong_arguments
+from jobs.submitted import FORMAT, add_pairs, exit_status, observed, records_until_end, session, wrong_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +60,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Write it; returns the exit status."""
     options = arguments(given)
-    return told_in_a_line(lambda: run(options))
+    return exit_status(lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -136,9 +137,9 @@ def write_new_files(spark: SparkSession, options: argparse.Namespace) -> int:
     # A stream of files does not look for its schema by itself.
     schema = options.schema or read(spark, options).schema
     reader = spark.readStream.format(options.format).options(**{**EVERY_AGE, **dict(options.option)}).schema(schema)
-    stream = selected(reader.load(options.paths[0]), options.select).writeStream.format(FORMAT)
+    stream = observed(selected(reader.load(options.paths[0]), options.select)).writeStream.format(FORMAT)
     stream = stream.options(**write_options(options)).option("checkpointLocation", options.checkpoint)
-    return records_until_end((stream if options.follow else stream.trigger(availableNow=True)).start())
+    return records_until_end(spark, (stream if options.follow else stream.trigger(availableNow=True)).start)
 
 
 if __name__ == "__main__":

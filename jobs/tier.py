@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import session, told_in_a_line
+from jobs.submitted import exit_status, session, told_in_a_line
 from spark_broker.history.attempt import TieredTopic
 from spark_broker.history.tierer import tier_topic
 from spark_broker.model import dead_letters_path
@@ -47,7 +47,7 @@ def main(given: list[str] | None = None) -> int:
     """Tier the topics; returns the exit status."""
     options = arguments(given)
     statuses: list[int] = []
-    statuses.append(told_in_a_line(lambda: statuses.extend(run(options))))
+    statuses.append(exit_status(lambda: statuses.extend(run(options))))
     return max(statuses)
 
 

@@ -172,14 +172,23 @@ def stop(
     path = state_file or default_state_file()
     state = running_cluster(path)
     if state is None:
-        remove_note(path, None)
-        fail(f"no cluster runs here ({path})")
+        stays = remove_note(path)
+        fail(f"no cluster runs here ({path}){'; ' if stays else ''}{stays}")
     note(f"stopping cluster {state.cluster_id} (pid {state.driver_pid}) ...")
     if not end_process(state.driver_pid, timeout):
         fail(f"the driver (pid {state.driver_pid}) still runs after {timeout} s; look at {log_file(path)}")
     remove_note(path, state)
-    kept = state.log_dirs and Path(state.log_dirs).is_dir()
-    note(f"stopped; its data is kept in {state.log_dirs}" if kept else "stopped; its data was temporary and is deleted")
+    note(f"stopped; {_becomes_of_data(state)}")
+
+
+def _becomes_of_data(state: ClusterState) -> str:
+    """What becomes of it. It is on the executors' machines: that this one has no such directory says nothing."""
+    if state.temporary is None:
+        return f"its data is in {state.log_dirs} on the executors' machines, unless it was temporary"
+    if not state.temporary:
+        return f"its data is kept in {state.log_dirs}"
+    left = Path(state.log_dirs).is_dir()
+    return f"its data was temporary, but {state.log_dirs} is left" if left else "its data was temporary and is deleted"
 
 
 def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | None) -> Health:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from spark_broker.cli.cluster_state import ClusterState, end_process, running_cluster
+from spark_broker.cli.cluster_state import ClusterState, end_process, lock, locked_by, open_lock, running_cluster
 from spark_broker.cli.installed import job_file
 from spark_broker.cli.output import fail, note
 from spark_broker.errors import ClusterStartError, MissingDependencyError
-from spark_broker.storage.filesystem import LOCAL, NO_LOCKS
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -33,7 +32,6 @@ STOP_TIMEOUT_S = 30.0
 
 STOP_FIRST = "Stop it first (`spark-broker cluster stop`), or give this one a --state-file of its own."
 WAIT_FOR_IT = "Wait until it is up or has failed, or end that process, or give this one a --state-file of its own."
-_PID_BYTES = 32
 
 _PROGRESS = re.compile(r"^(executors|brokers registering): \d+ of \d+$", re.MULTILINE)
 
@@ -104,30 +102,20 @@ def _claim_start(ready_file: Path) -> int:
     the command that has started it. Raises ClusterStartError while another one has the lock, or a cluster runs.
     """
     ready_file.parent.mkdir(parents=True, exist_ok=True)
-    lock_file = ready_file.with_name(f".{ready_file.name}.lock")
-    claim = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    claim = open_lock(ready_file)
     try:
-        locked = _lock(claim)
+        locked = lock(claim)
         existing = running_cluster(ready_file)
         if existing is not None:
             raise ClusterStartError(f"a cluster runs already (pid {existing.driver_pid})", hint=STOP_FIRST)
         if not locked:
-            pid = os.pread(claim, _PID_BYTES, 0).decode(errors="replace")
-            raise ClusterStartError(f"another start of a cluster is under way (pid {pid})", hint=WAIT_FOR_IT)
+            underway = f"another start of a cluster is under way (pid {locked_by(claim)})"
+            raise ClusterStartError(underway, hint=WAIT_FOR_IT)
         _name_driver(claim, os.getpid())
     except BaseException:
         os.close(claim)
         raise
     return claim
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        return LOCAL.lock(descriptor, wait_ms=0)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return True  # This file system has no locks.
 
 
 def _name_driver(claim: int, pid: int) -> None:

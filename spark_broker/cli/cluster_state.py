@@ -11,6 +11,7 @@ import select
 import shlex
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,16 +20,19 @@ from spark_broker.broker.executor import is_running
 from spark_broker.driver.work_folders import state_directory, users_directory
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.wire import UNDECODABLE
-from spark_broker.storage.filesystem import LOCAL, process_start_time
+from spark_broker.storage.filesystem import LOCAL, NO_LOCKS, process_start_time
 
 CLOCK_TOLERANCE_S = 2.0
 """Tolerated between a file's time and a process's start time, because they come from two clocks."""
+
+_PID_BYTES = 32
 
 
 class ClusterState(msgspec.Struct, frozen=True):
     """A running cluster: how clients reach it, the process to stop, and that process's log (empty: its terminal).
 
-    `driver_start_time`: in ticks of the machine whose boot id is `boot_id`; empty in a note of an earlier version.
+    `driver_start_time`: in ticks of the machine whose boot id is `boot_id`. `pid_namespace`: where the driver has this
+    pid. `temporary`: the data is deleted when the cluster stops. An earlier version noted neither these nor the host.
     """
 
     bootstrap_servers: str
@@ -39,6 +43,38 @@ class ClusterState(msgspec.Struct, frozen=True):
     driver_log: str = ""
     driver_start_time: int = 0
     boot_id: str = ""
+    driver_host: str = ""
+    pid_namespace: str = ""
+    temporary: bool | None = None
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What the file says, and the time at which it was written."""
+
+    state: ClusterState
+    written_s: float
+
+    @property
+    def driver_runs(self) -> bool:
+        """Whether the driver runs here: a pid that belongs to another process now must not be signalled.
+
+        The wall clock does not count: it may have been set since.
+        """
+        if not self.state.boot_id:
+            return _ran_then(self.state.driver_pid, self.written_s)
+        here = self.state.boot_id == LOCAL.boot_id()  # The note of another machine may lie in a home that is shared.
+        return here and is_running(self.state.driver_pid, self.state.driver_start_time)
+
+    @property
+    def elsewhere(self) -> str:
+        """Where the driver may run without being seen here; empty where it would be seen."""
+        from spark_broker.driver.metadata_claim import Owner
+
+        here = Owner.here("", os.getpid())
+        if self.state.boot_id not in ("", here.boot_id):
+            return f"on {self.state.driver_host or 'another machine'}, or here before this machine was started again"
+        return "in another container" if self.state.pid_namespace not in ("", here.pid_namespace) else ""
 
 
 def default_state_file() -> Path:
@@ -61,6 +97,11 @@ def data_directory(name: str) -> Path:
 
 def running_cluster(path: Path) -> ClusterState | None:
     """The cluster that the file notes, if its driver still runs. Raises InvalidDataError for another file."""
+    note = _read(path)
+    return note.state if note is not None and note.driver_runs else None
+
+
+def _read(path: Path) -> _Note | None:
     try:
         data = path.read_bytes()
         written_s = path.stat().st_mtime
@@ -78,16 +119,59 @@ def running_cluster(path: Path) -> ClusterState | None:
             f"{path} is not a note of `cluster start`: {error}",
             hint="Name the --state-file that `cluster start` was given, or remove this file.",
         ) from None
-    return state if _runs(state, written_s) else None
+    return _Note(state, written_s)
 
 
-def remove_note(path: Path, ended: ClusterState | None) -> None:
-    """Remove the note of a driver that does not run any more. `ended`: it has just ended, though its parent may not
-    have heard of it. A cluster that was started since keeps its own.
+def remove_note(path: Path, ended: ClusterState | None = None) -> str:
+    """Remove the note of a driver that does not run any more. A cluster that was started since keeps its own.
+
+    `ended`: it has just ended, though its parent may not have heard of it. Returns why the note stays, and what to do,
+    where its driver may run without being seen here: machines and containers may share a home. Else "".
     """
-    left = running_cluster(path)
-    if path.exists() and (left is None or left == ended):
-        path.unlink(missing_ok=True)
+    if not path.exists():
+        return ""
+    claim = open_lock(path)
+    try:
+        if lock(claim):
+            return _remove_unless_in_use(path, ended)
+        driver = f"process {locked_by(claim)} starts a cluster, or runs one where this command does not see it"
+        return f"the file stays: {driver}. Stop it there"
+    finally:
+        os.close(claim)
+
+
+def _remove_unless_in_use(path: Path, ended: ClusterState | None) -> str:
+    note = _read(path)
+    if note is None:
+        return ""
+    if note.state != ended:
+        if note.driver_runs:
+            return ""
+        if place := note.elsewhere:
+            driver = f"its driver (pid {note.state.driver_pid}) ran {place}"
+            return f"the file stays: {driver}. Stop the cluster there; if it has ended, remove the file"
+    path.unlink(missing_ok=True)
+    return ""
+
+
+def open_lock(note: Path) -> int:
+    """Open the file beside the note whose lock the driver has as long as it lives."""
+    return os.open(note.with_name(f".{note.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def lock(descriptor: int) -> bool:
+    """Take the lock, if nobody has it. True also where the file system has no locks."""
+    try:
+        return LOCAL.lock(descriptor, wait_ms=0)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return True
+
+
+def locked_by(descriptor: int) -> str:
+    """The pid of whoever took the lock last, as it was written there."""
+    return os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace")
 
 
 def end_process(pid: int, timeout_s: float) -> bool:
@@ -107,17 +191,6 @@ def end_process(pid: int, timeout_s: float) -> bool:
         raise PermissionError(error.errno, "it is another user's, who can stop it", f"process {pid}") from None
     finally:
         os.close(pidfd)
-
-
-def _runs(state: ClusterState, written_s: float) -> bool:
-    """Whether the driver runs: a pid that belongs to another process now must not be signalled.
-
-    The wall clock does not count: it may have been set since.
-    """
-    if not state.boot_id:
-        return _ran_then(state.driver_pid, written_s)
-    here = state.boot_id == LOCAL.boot_id()  # The note of another machine may lie in a home that is shared.
-    return here and is_running(state.driver_pid, state.driver_start_time)
 
 
 def _ran_then(pid: int, when_s: float) -> bool:

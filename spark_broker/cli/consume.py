@@ -14,7 +14,7 @@ import typer
 import spark_broker
 from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, reading_settings
 from spark_broker.cli.output import note, print_table
-from spark_broker.cli.records import cell, prefix_of_places, records, values
+from spark_broker.cli.records import LeftOut, cell, prefix_of_places, records, values
 from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch, TopicPartition
@@ -66,10 +66,14 @@ def consume(
         RecordOutput, typer.Option("--output", "-o", help="A table, a line of JSON each, or the bare values.")
     ] = RecordOutput.TABLE,
 ) -> None:
-    """Print the records of a topic, up to what it holds now; or, with --follow, on and on."""
+    """Print the records of a topic, up to what it holds now; or, with --follow, on and on.
+
+    Status 1 when a record could not be shown, such as one with a time after the year 9999.
+    """
     servers = bootstrap_servers(bootstrap_server)
     chosen = choose_partitions(servers, topic, partition)
     limit = TABLE_ROWS if num is None and output is RecordOutput.TABLE and not follow else num
+    left_out = LeftOut()
     with spark_broker.Consumer(
         servers, config=reading_settings(config), enable_auto_commit=False, isolation_level=isolation_level
     ) as consumer:
@@ -80,9 +84,10 @@ def consume(
             consumer.seek(tp, start)
         batches = read(consumer, ends, limit)
         if output is RecordOutput.TABLE and not follow:
-            _print_table(list(batches), limit, None if ends is None else _count(starts, ends), topic)
+            _print_table(list(batches), limit, None if ends is None else _count(starts, ends), topic, left_out)
         else:
-            _print_lines(batches, output)
+            _print_lines(batches, output, left_out)
+    left_out.check()
 
 
 def choose_partitions(servers: str, topic: str, wanted: list[int] | None) -> list[TopicPartition]:
@@ -160,14 +165,14 @@ def _count(starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -
     return sum(max(0, end - starts[tp]) for tp, end in ends.items())
 
 
-def _print_lines(batches: Iterator[ConsumedBatch], output: RecordOutput) -> None:
+def _print_lines(batches: Iterator[ConsumedBatch], output: RecordOutput, left_out: LeftOut) -> None:
     for batch in batches:
         if output is RecordOutput.VALUE:
-            lines: Iterator[bytes] = values(batch)
+            lines: Iterator[bytes] = values(batch, left_out)
         elif output is RecordOutput.JSON:
-            lines = (msgspec.json.encode(record) for record in records(batch))
+            lines = (msgspec.json.encode(record) for record in records(batch, left_out))
         else:
-            lines = (visible(_line(batch, record)).encode() for record in records(batch))
+            lines = (visible(_line(batch, record)).encode() for record in records(batch, left_out))
         sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
         sys.stdout.buffer.flush()
 
@@ -180,9 +185,13 @@ def _line(batch: ConsumedBatch, record: dict[str, object]) -> str:
     return f"{batch.partition}@{record[f'{prefix}offset']}  " + "  ".join(shown)
 
 
-def _print_table(batches: list[ConsumedBatch], limit: int | None, available: int | None, topic: str) -> None:
-    rows = list(itertools.chain.from_iterable(records(batch) for batch in batches))
+def _print_table(
+    batches: list[ConsumedBatch], limit: int | None, available: int | None, topic: str, left_out: LeftOut
+) -> None:
+    rows = list(itertools.chain.from_iterable(records(batch, left_out) for batch in batches))
     if not rows:
+        if left_out.count:
+            return
         note(f"There is nothing to read in {topic} from there on (--offset earliest reads all, --follow waits).")
         return
     topic_column = f"{prefix_of_places(batches[0])}topic"
@@ -191,5 +200,5 @@ def _print_table(batches: list[ConsumedBatch], limit: int | None, available: int
         names = [name for name in names if name != "headers"]
     right = [name for name in names if isinstance(rows[0][name], int | float)]
     print_table(names, [[cell(row[name]) for name in names] for row in rows], right=right)
-    if available is not None and available > len(rows) == limit:
+    if available is not None and available > len(rows) + left_out.count == limit:
         note(f"{len(rows):,} of up to {available:,} records; --num {available} or --output json shows more.")

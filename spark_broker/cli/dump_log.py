@@ -11,7 +11,7 @@ import typer
 
 from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import counted, note, print_error, print_json, print_line, print_table
-from spark_broker.cli.records import readable
+from spark_broker.cli.records import LeftOut, readable
 from spark_broker.model import NOT_SHOWABLE
 from spark_broker.times import shown_ms
 
@@ -52,14 +52,17 @@ def dump_log(
     data: Annotated[bool, typer.Option("--print-data-log", help="The rows, too (as JSON).")] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the batches of segment files and verify their checksums. Status 1 when anything is damaged."""
+    """Show the batches of segment files and verify their checksums.
+
+    Status 1 when anything is damaged, and when a row that is to be printed could not be shown.
+    """
     from spark_broker.cli.segment_dump import chain_problem, read_segment, segments_at
 
-    problems = 0
+    problems, left_out = 0, LeftOut()
     for directory, base_offset in (segment for path in paths for segment in segments_at(path)):
         batches = list(read_segment(directory, base_offset))
         problem = chain_problem(directory, base_offset)
-        lines = list(_lines(directory, base_offset, batches, data))
+        lines = list(_lines(directory, base_offset, batches, data, left_out))
         if output is OutputFormat.JSON:
             for line in lines:
                 print_json(line)
@@ -70,10 +73,14 @@ def dump_log(
             print_error(f"{directory.name}/{base_offset:020d}: {problem}")
     if problems:
         note(f"{problems} damaged")
+    left_out.check()
+    if problems:
         raise typer.Exit(1)
 
 
-def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: bool) -> Iterator[BatchLine]:
+def _lines(
+    directory: Path, base_offset: int, batches: list[DumpedBatch], data: bool, left_out: LeftOut
+) -> Iterator[BatchLine]:
     from spark_broker.cli.segment_dump import offsets_of, rows_of, segment_schema
 
     schema = segment_schema(directory, base_offset) if data else None
@@ -97,21 +104,21 @@ def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: 
             attributes=batch.attributes,
             message_crc=header.message_crc,
             problem=batch.problem,
-            data=None if rows is None else _readable_rows(rows, offsets_of(batch)),
+            data=None if rows is None else _readable_rows(rows, offsets_of(batch), left_out),
             offsets=None if rows is None else offsets_of(batch),
         )
 
 
-def _readable_rows(rows: pa.RecordBatch, offsets: Sequence[int]) -> list[object]:
-    """Each row, readable. One without a form in Python is None here, and named on standard error."""
+def _readable_rows(rows: pa.RecordBatch, offsets: Sequence[int], left_out: LeftOut) -> list[object]:
+    """Each row, readable. One without a form in Python is None here, and is added to `left_out`."""
     try:
         return [readable(row) for row in rows.to_pylist()]
     except NOT_SHOWABLE as error:
         if rows.num_rows == 1:
-            print_error(f"offset {offsets[0]} cannot be shown: {type(error).__name__}: {error}")
+            left_out.add(f"offset {offsets[0]} cannot be shown: {type(error).__name__}: {error}")
             return [None]
         each = ((rows.slice(n, 1), offsets[n : n + 1]) for n in range(rows.num_rows))
-        return [row for alone, offset in each for row in _readable_rows(alone, offset)]
+        return [row for alone, offset in each for row in _readable_rows(alone, offset, left_out)]
 
 
 def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], data: bool) -> None:

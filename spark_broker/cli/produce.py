@@ -24,6 +24,7 @@ from spark_broker.cli.options import (
 from spark_broker.cli.output import counted, note, print_json, progress
 from spark_broker.cli.streams import arrivals
 from spark_broker.errors import InvalidDataError, SparkBrokerError
+from spark_broker.interrupts import interruptible, uninterrupted
 from spark_broker.model import RecordMetadata
 
 CHUNK_BYTES = 1024 * 1024
@@ -68,7 +69,10 @@ def produce(
     ):
         for lines in whole_lines(sys.stdin.buffer):
             made = maker.rows(lines)
-            append = producer.append(topic, made.table, partition=partition) if made.table.num_rows else None
+            append = None
+            if made.table.num_rows:
+                total.hand_on(maker.lines)
+                append = producer.append(topic, made.table, partition=partition)
             total.wait_for(append, maker.lines)
             for refused in made.refused:
                 total.refuse(refused, skip=skip_bad)
@@ -89,8 +93,13 @@ class Tally:
         self.batches = 0
         self.skipped = 0
         self._lines = 0  # So many lines from the first on are stored or left out.
+        self._handed_on = 0  # Any of the lines up to this number may be stored.
         self._stored = stored
         self._waiting: deque[tuple[Future[list[RecordMetadata]] | None, int]] = deque()
+
+    def hand_on(self, lines: int) -> None:
+        """The lines up to this number are about to be appended. Ctrl-C may end that when some of them are stored."""
+        self._handed_on = lines
 
     def wait_for(self, future: Future[list[RecordMetadata]] | None, lines: int) -> None:
         """One more append, of the lines up to this number. None: there was nothing to append."""
@@ -99,11 +108,14 @@ class Tally:
     def settle(self, *, wait: bool = False) -> int:
         """Count the appends that are done, or all with `wait`; returns the records so far. Raises an append's error."""
         while self._waiting and (wait or self._waiting[0][0] is None or self._waiting[0][0].done()):
-            future, lines = self._waiting.popleft()
-            stored = [] if future is None else future.result()
-            self.batches += len(stored)
-            self.records += sum(batch.count for batch in stored)
-            self._lines = lines
+            future, lines = self._waiting[0]
+            with uninterrupted():  # Ctrl-C ends the wait alone: what was awaited is counted later, and once.
+                with interruptible():
+                    stored = [] if future is None else future.result()
+                self._waiting.popleft()
+                self.batches += len(stored)
+                self.records += sum(batch.count for batch in stored)
+                self._lines = lines
         return self.records
 
     def refuse(self, error: InvalidDataError, *, skip: bool) -> None:
@@ -129,14 +141,22 @@ class Tally:
             onwards = f"Mend line {self._lines + 1:,} and go on with it: `tail -n +{self._lines + 1} FILE`."
             raise InvalidDataError(f"{error.message}; {self._before()}", hint=f"{error.hint} {onwards}") from None
         except SparkBrokerError as error:
-            error.message += f"; {self._before()}, and some of the lines from {self._lines + 1:,} on may be"
+            error.message += f"; {self._before()}"
             raise
         except KeyboardInterrupt:
-            note(f"{self._before()}: go on with line {self._lines + 1:,}")
+            line = f"line {self._lines + 1:,}"
+            onwards = f"going on with {line} may store them twice" if self._unsure else f"go on with {line}"
+            note(f"{self._before()}: {onwards}")
             raise
 
+    @property
+    def _unsure(self) -> bool:
+        """Whether lines are stored, perhaps, that nobody has acknowledged."""
+        return self._handed_on > self._lines
+
     def _before(self) -> str:
-        return f"{counted(self.records, 'record was', 'records were')} {self._stored} before"
+        stored = f"{counted(self.records, 'record was', 'records were')} {self._stored} before"
+        return f"{stored}, and some of the lines from {self._lines + 1:,} on may be" if self._unsure else stored
 
     def __str__(self) -> str:
         records, batches = counted(self.records, "record", "records"), counted(self.batches, "batch", "batches")

@@ -9,8 +9,9 @@ from datetime import date, datetime, time
 from typing import TypeVar
 
 import msgspec
+import typer
 
-from spark_broker.cli.output import print_error
+from spark_broker.cli.output import counted, note, print_error
 from spark_broker.errors import RecordNotShowableError
 from spark_broker.model import NOT_SHOWABLE, ConsumedBatch
 from spark_broker.times import from_us, shown
@@ -23,16 +24,36 @@ def is_default(batch: ConsumedBatch) -> bool:
     return bool(batch.data.schema.equals(DEFAULT_SCHEMA))
 
 
+class LeftOut:
+    """The records that a command cannot show. Each is named on standard error, where no script looks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, why: str) -> None:
+        """One more."""
+        print_error(why)
+        self.count += 1
+
+    def check(self) -> None:
+        """End the command with status 1 if there is any: its output lacks records."""
+        if self.count:
+            note(f"{counted(self.count, 'record', 'records')} could not be shown")
+            raise typer.Exit(1)
+
+
 Shown = TypeVar("Shown")
 
 
-def records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
+def records(batch: ConsumedBatch, left_out: LeftOut) -> Iterator[dict[str, object]]:
     """The records with their places, under the names that the DataFrame uses."""
-    return _shown(batch, _records)
+    return _shown(batch, _records, left_out)
 
 
-def _shown(batch: ConsumedBatch, show: Callable[[ConsumedBatch], Iterator[Shown]]) -> Iterator[Shown]:
-    """All that can be shown. Each record that cannot is named on standard error."""
+def _shown(
+    batch: ConsumedBatch, show: Callable[[ConsumedBatch], Iterator[Shown]], left_out: LeftOut
+) -> Iterator[Shown]:
+    """All that can be shown. Each record that cannot is added to `left_out`."""
     try:
         shown = list(show(batch))
     except NOT_SHOWABLE:
@@ -41,7 +62,7 @@ def _shown(batch: ConsumedBatch, show: Callable[[ConsumedBatch], Iterator[Shown]
             try:
                 next(alone.records())
             except RecordNotShowableError as error:
-                print_error(str(error))
+                left_out.add(str(error))
             else:
                 yield from show(alone)
     else:
@@ -68,9 +89,9 @@ def _records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
         yield {**columns, **place} if prefix else {**place, **columns}
 
 
-def values(batch: ConsumedBatch) -> Iterator[bytes]:
+def values(batch: ConsumedBatch, left_out: LeftOut) -> Iterator[bytes]:
     """What was sent, without its place: the value of a Kafka record, the columns of a typed one as JSON."""
-    return _shown(batch, _values)
+    return _shown(batch, _values, left_out)
 
 
 def _values(batch: ConsumedBatch) -> Iterator[bytes]:

@@ -7,8 +7,11 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 JAVA_HINT = "Install a JDK, or set JAVA_HOME to one; in a checkout, `make setup` finds or installs one."
 MEMORY_LIMIT = "spark.executor.pyspark.memory"
+_JAVA_STARTS_S = 0.1
+"""How often an interrupted start looks whether Java has started."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +269,62 @@ class _SignalForwarder:
         implements = ("sun.misc.SignalHandler",)
 
 
-def forward_jvm_signals(on_signal: Callable[[], None]) -> None:
-    """Under spark-submit: call `on_signal` for SIGINT and SIGTERM to the JVM, which then do not end it.
+@contextmanager
+def interruptible_start() -> Iterator[None]:
+    """While a session starts, and from then on: let SIGINT raise KeyboardInterrupt, and nobody log pages of it."""
+    logging.getLogger().addFilter(_is_no_interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _silence_java()
+        raise
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark has set its own.
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """py4j logs a KeyboardInterrupt, with its traceback, before it hands it on.
+
+    It also logs the call with which PySpark's handler comes into another one: that cancels jobs before it raises.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, KeyboardInterrupt) and "reentrant call" not in str(error and error.__context__)
+
+
+def _interrupt(*_: object) -> None:
+    """Raise KeyboardInterrupt, once Java has started: PySpark would leave behind a JVM that never ends."""
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        raise KeyboardInterrupt
+    later = threading.Timer(_JAVA_STARTS_S, os.kill, (os.getpid(), signal.SIGINT))
+    later.daemon = True
+    later.start()
+
+
+def _silence_java() -> None:
+    """A JVM that ends in the middle of a session's start would log where it was. One that has ended logs nothing."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    if SparkContext._jvm is not None:
+        with suppress(Py4JError, OSError):
+            log4j = SparkContext._jvm.org.apache.logging.log4j
+            log4j.core.config.Configurator.setRootLevel(log4j.Level.OFF)
+
+
+def ignore_jvm_interrupts() -> None:
+    """Under spark-submit: let the JVM ignore SIGINT, and what it starts from now on, as a JVM does that Python starts.
+
+    A terminal sends Ctrl-C to them all. It would end the JVM, its executors, and the processes that plan a stream.
+    """
+    jvm = _submitted_jvm()
+    if jvm is not None:
+        jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal("INT"), jvm.sun.misc.SignalHandler.SIG_IGN)
+
+
+def forward_jvm_signals(on_signal: Callable[[], None], names: Sequence[str] = ("INT", "TERM")) -> None:
+    """Under spark-submit: call `on_signal` for these signals to the JVM, which then do not end it.
 
     spark-submit's pid is the JVM's, and a terminal sends Ctrl-C to both. The JVM would end every executor at once,
     while brokers still hand over. (A JVM that Python starts ignores SIGINT from the start.)
@@ -277,7 +336,7 @@ def forward_jvm_signals(on_signal: Callable[[], None]) -> None:
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(SparkContext._gateway)  # type: ignore[no-untyped-call]
-    for name in ("INT", "TERM"):
+    for name in names:
         jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), _SignalForwarder(on_signal))
 
 

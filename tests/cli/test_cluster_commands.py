@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -30,6 +31,7 @@ from spark_broker.driver.metadata_claim import CLAIM, Claim, Owner
 from spark_broker.driver.metadata_store import LocalStore
 from spark_broker.errors import ClusterStartError, InvalidDataError
 from spark_broker.protocol.messages import ControllerMetadata
+from spark_broker.storage.filesystem import LocalFileSystem
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
 from tests.support.small_disk import fill_disk, small_disk
@@ -82,9 +84,19 @@ def own_note(tmp_path: Path) -> Path:
 
 
 def write_note_of_this_process(path: Path) -> None:
+    jobs.cluster.write_ready_file(path, no_brokers(), temporary=False)
+
+
+def no_brokers() -> BrokerCluster:
     status = SimpleNamespace(live_brokers=[])
     names = {"bootstrap_servers": "127.0.0.1:1", "cluster_id": "c", "log_dirs": "d", "metadata_dir": "m"}
-    jobs.cluster.write_ready_file(path, cast("BrokerCluster", SimpleNamespace(status=lambda: status, **names)))
+    return cast("BrokerCluster", SimpleNamespace(status=lambda: status, **names))
+
+
+def changed(path: Path, **fields: object) -> Path:
+    """The note, with other values in these fields."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return path
 
 
 def test_a_cluster_is_found_though_the_wall_clock_was_set_since(own_note: Path) -> None:
@@ -98,8 +110,7 @@ def test_a_cluster_is_found_though_the_wall_clock_was_set_since(own_note: Path) 
 
 @pytest.mark.parametrize("change", [{"driver_start_time": 1}, {"boot_id": "another machine's"}])
 def test_a_process_of_another_time_or_machine_is_not_the_driver(own_note: Path, change: dict[str, object]) -> None:
-    own_note.write_text(json.dumps({**json.loads(own_note.read_text()), **change}))
-    assert running_cluster(own_note) is None
+    assert running_cluster(changed(own_note, **change)) is None
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -126,6 +137,53 @@ def test_stop_without_a_cluster_says_so(tmp_path: Path, run: Run) -> None:
     ended = run("cluster", "stop", "--state-file", tmp_path / "cluster.json")
     assert ended.status == 1
     assert "no cluster runs here" in ended.err
+
+
+def no_locks(*_: object, wait_ms: int) -> bool:
+    del wait_ms
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_stop_removes_the_note_of_a_driver_that_was_killed(own_note: Path, run: Run) -> None:
+    ended = run("cluster", "stop", "--state-file", changed(own_note, driver_start_time=1))
+    assert (ended.status, ended.err) == (1, f"error: no cluster runs here ({own_note})\n")
+    assert not own_note.exists()
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"boot_id": "another", "driver_host": "host-b"}, "on host-b, or here before this machine was started again"),
+        ({"boot_id": "another", "driver_host": ""}, "on another machine, or here before"),  # an earlier version's
+        ({"pid_namespace": "pid:[1]", "driver_start_time": 1}, "in another container"),
+    ],
+)
+def test_stop_leaves_the_note_of_a_driver_that_is_not_seen_from_here(
+    own_note: Path, run: Run, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], place: str, has_locks: bool
+) -> None:
+    """Story: `cluster stop` on a second machine that shares the home. The first did not find its cluster any more."""
+    if not has_locks:
+        monkeypatch.setattr(LocalFileSystem, "lock", no_locks)
+    before = changed(own_note, **fields).read_bytes()
+    ended = run("cluster", "stop", "--state-file", own_note)
+    assert own_note.read_bytes() == before
+    assert ended.status == 1
+    assert f"the file stays: its driver (pid {os.getpid()}) ran {place}" in ended.err
+    assert "Stop the cluster there; if it has ended, remove the file" in ended.err
+
+
+def test_stop_leaves_the_note_whose_lock_a_driver_has(own_note: Path, run: Run) -> None:
+    """A driver of an earlier version in another container: its note does not say so."""
+    before = changed(own_note, driver_start_time=1, pid_namespace="").read_bytes()
+    claim = cluster_process._claim_start(own_note)
+    try:
+        ended = run("cluster", "stop", "--state-file", own_note)
+    finally:
+        os.close(claim)
+    assert own_note.read_bytes() == before
+    assert ended.status == 1
+    assert f"the file stays: process {os.getpid()} starts a cluster, or runs one where" in ended.err
 
 
 def test_a_second_cluster_is_not_started_over_the_first(
@@ -520,12 +578,47 @@ def test_a_name_that_is_no_name_of_a_directory_is_refused(run: Run, started: lis
     assert not started
 
 
-@pytest.mark.parametrize(("there", "said"), [(True, "its data is kept in"), (False, "was temporary")])
+@pytest.mark.parametrize(
+    ("temporary", "there", "said"),
+    [
+        (False, True, "stopped; its data is kept in {logs}\n"),
+        (False, False, "stopped; its data is kept in {logs}\n"),
+        (True, True, "stopped; its data was temporary, but {logs} is left\n"),
+        (True, False, "stopped; its data was temporary and is deleted\n"),
+        (None, True, "stopped; its data is in {logs} on the executors' machines, unless it was temporary\n"),
+        (None, False, "stopped; its data is in {logs} on the executors' machines, unless it was temporary\n"),
+    ],
+)
 def test_stop_says_what_becomes_of_the_data(
-    run: Run, tmp_path: Path, process: subprocess.Popen[bytes], there: bool, said: str
+    run: Run, tmp_path: Path, process: subprocess.Popen[bytes], temporary: bool | None, there: bool, said: str
 ) -> None:
+    """Story: the driver's machine had no log.dirs. The data that the workers kept was said to be deleted.
+
+    `there`: this machine has the directory. `temporary` None: the note of an earlier version.
+    """
     path, logs = tmp_path / "cluster.json", tmp_path / "logs"
     if there:
         logs.mkdir()
-    path.write_bytes(msgspec.json.encode(ClusterState("127.0.0.1:1", "id", process.pid, log_dirs=str(logs))))
-    assert said in run("cluster", "stop", "--state-file", path).err
+    note(path, process.pid)
+    changed(path, log_dirs=str(logs), **({} if temporary is None else {"temporary": temporary}))
+    assert run("cluster", "stop", "--state-file", path).err.endswith(said.format(logs=logs))
+
+
+@pytest.mark.parametrize(
+    ("given", "temporary"), [((), True), (("--set", "log.dirs={logs}"), False), (("--data-dir", "{logs}"), False)]
+)
+def test_the_note_says_whether_the_data_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], temporary: bool
+) -> None:
+    path, noted = tmp_path / "ready.json", list[ClusterState | None]()
+    monkeypatch.setattr(jobs.cluster, "log", lambda level, log_format: None)
+    monkeypatch.setattr(jobs.cluster, "session", lambda options, settings: nullcontext())
+    monkeypatch.setattr(jobs.cluster, "stop_on_signals", threading.Event)
+    monkeypatch.setattr(jobs.cluster, "started", lambda *_: nullcontext(no_brokers()))
+    monkeypatch.setattr(jobs.cluster, "show", lambda cluster: None)
+    monkeypatch.setattr(jobs.cluster, "run", lambda *_: noted.append(running_cluster(path)))
+    arguments = [argument.format(logs=tmp_path / "logs") for argument in given]
+    assert jobs.cluster.main([*arguments, "--ready-file", str(path)]) == 0
+    (state,) = noted
+    assert state is not None
+    assert state.temporary is temporary

@@ -84,7 +84,7 @@ def test_rows_are_printed_on_request(directory: Path, run: Run) -> None:
 
 
 def test_a_row_without_a_form_in_python_is_named_and_the_others_are_printed(tmp_path: Path, run: Run) -> None:
-    """A time after the year 9999: the command ended in a traceback."""
+    """Story: a time after the year 9999 ended the command in a traceback. Then it was left out, with status 0."""
     path = tmp_path / "t-0"
     path.mkdir()
     schema = pa.schema([("at", pa.timestamp("us", "UTC"))])
@@ -96,6 +96,9 @@ def test_a_row_without_a_form_in_python_is_named_and_the_others_are_printed(tmp_
     (batch,) = ended.json_lines
     assert batch["data"] == [{"at": "1970-01-01T00:00:00Z"}, None, {"at": "1970-01-01T00:00:01Z"}]
     assert "offset 1 cannot be shown" in ended.err
+    assert (ended.status, ended.err.endswith("\n1 record could not be shown\n")) == (1, True)
+    assert run("dump-log", path, "--print-data-log").status == 1
+    assert run("dump-log", path).status == 0, "no row was to be printed"
 
 
 def test_a_flipped_byte_of_a_body_is_found_and_the_other_batches_still_shown(directory: Path, run: Run) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -18,11 +19,12 @@ from spark_broker import Consumer, TopicPartition
 from spark_broker.cli.produce import CHUNK_BYTES, LINE_BYTES_MAX
 from spark_broker.client.producer import Producer
 from spark_broker.errors import InvalidRecordError, SparkBrokerError
+from spark_broker.model import RecordMetadata
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 from tests.cli.conftest import Run
-from tests.client.fake_broker import FakeCluster
+from tests.client.fake_broker import FakeCluster, StoreSilently
 from tests.support.waiting import eventually
 
 TYPED = pa.schema([("dest", pa.string()), ("delay", pa.int16()), ("at", TIMESTAMP_TYPE)])
@@ -223,6 +225,60 @@ def test_an_interrupt_says_what_is_stored(cluster: FakeCluster, run: Run) -> Non
     assert "2 records were acknowledged before: go on with line 3" in said
 
 
+def test_an_interrupt_within_an_append_says_that_some_of_its_lines_may_be_stored(cluster: FakeCluster) -> None:
+    """Story: the lines of one partition were handed on, those of another waited for room. After Ctrl-C the command said
+    where to go on, and the first ones were stored twice."""
+    cluster.create("t", 2)
+    cluster.append_hook = lambda broker, request, header: StoreSilently()
+    command = [sys.executable, "-m", "spark_broker.cli.main", "produce", "t", "-b", cluster.bootstrap]
+    options = ("--key-separator", ":", "-c", "buffer.memory=1024")
+    with subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"".join(b"%d:%s\n" % (number, b"x" * 300) for number in range(10)))
+        process.stdin.flush()
+        eventually(lambda: cluster.arrivals)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.readline().decode()
+        process.kill()  # It waits for the answer.
+    assert "0 records were acknowledged before, and some of the lines from 1 on may be" in said
+    assert "going on with line 1 may store them twice" in said
+    assert 0 < len(cluster.rows("t", 0) + cluster.rows("t", 1)) < 10
+
+
+class InterruptedOnce(Future[list[RecordMetadata]]):
+    """Ctrl-C ends the first wait for it."""
+
+    def __init__(self, stored: Future[list[RecordMetadata]]) -> None:
+        super().__init__()
+        self._stored = stored
+        self._was_interrupted = False
+
+    def result(self, timeout: float | None = None) -> list[RecordMetadata]:
+        if not self._was_interrupted:
+            self._was_interrupted = True
+            raise KeyboardInterrupt
+        return self._stored.result(timeout)
+
+
+def test_an_interrupt_while_the_last_append_is_awaited_counts_it(
+    cluster: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the append was forgotten, and its lines were stored."""
+    cluster.create("t")
+    append = Producer.append
+
+    def interrupted(
+        producer: Producer, topic: str, data: object, *, partition: int | None = None
+    ) -> Future[list[RecordMetadata]]:
+        return InterruptedOnce(append(producer, topic, data, partition=partition))
+
+    monkeypatch.setattr(Producer, "append", interrupted)
+    ended = run("produce", "t", stdin=b"one\ntwo\n")
+    assert (ended.status, ended.err) == (130, "2 records were acknowledged before: go on with line 3\n")
+    assert values(cluster, "t") == [b"one", b"two"]
+
+
 def test_a_typed_topic_takes_json_and_gives_it_back(cluster: FakeCluster, run: Run) -> None:
     cluster.create("t", schema=TYPED)
     lines = b'{"dest":"SEA","delay":-3,"at":"2013-01-01T10:00:00Z"}\n{"delay":7,"dest":"LAX"}\n'
@@ -309,6 +365,39 @@ def test_a_record_stays_on_its_line_for_people_and_as_it_is_for_programs(cluster
     assert line.startswith("0@0  ")
     assert run("consume", "t", "-o", "value").out == value + "\n"
     assert run("consume", "t", "-o", "json").json["value"] == value
+
+
+@pytest.fixture
+def with_one_of_the_year_50000(cluster: FakeCluster) -> FakeCluster:
+    """Three records of a typed topic; Python cannot show the time of the second."""
+    cluster.create("t", schema=pa.schema([("n", pa.int64()), ("at", TIMESTAMP_TYPE)]))
+    times = pa.array([0, 1 << 61, 0], pa.int64()).cast(TIMESTAMP_TYPE)
+    cluster.store("t", 0, pa.record_batch([pa.array([1, 2, 3], pa.int64()), times], names=["n", "at"]))
+    return cluster
+
+
+@pytest.mark.usefixtures("with_one_of_the_year_50000")
+@pytest.mark.parametrize("options", [("-o", "json"), ("-o", "value"), (), ("--follow", "-n", 3)], ids=str)
+def test_a_record_that_cannot_be_shown_is_left_out_and_the_status_is_one(run: Run, options: tuple[object, ...]) -> None:
+    """Story: the output of a script lacked records, and the status was 0."""
+    ended = run("consume", "t", *options)
+    assert ended.status == 1
+    assert ended.out.count("1970-01-01") == 2
+    assert "error: [RECORD_NOT_SHOWABLE] t-0 offset 1, column at" in ended.err
+    assert ended.err.endswith("\n1 record could not be shown\n")
+
+
+@pytest.mark.usefixtures("with_one_of_the_year_50000")
+def test_records_of_which_none_can_be_shown_are_not_told_to_be_none(run: Run) -> None:
+    ended = run("consume", "t", "--offset", "1", "-n", "1")
+    assert (ended.status, ended.out) == (1, "")
+    assert "nothing to read" not in ended.err
+
+
+@pytest.mark.usefixtures("with_one_of_the_year_50000")
+def test_a_table_with_a_record_left_out_says_how_to_see_more(run: Run) -> None:
+    assert "1 of up to 3 records; --num 3" in run("consume", "t", "-n", "2").err
+    assert "of up to" not in run("consume", "t", "-n", "3").err
 
 
 def test_latest_without_follow_says_that_there_is_nothing(ten: FakeCluster, run: Run) -> None:

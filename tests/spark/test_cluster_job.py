@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jobs.cluster import arguments
@@ -68,6 +69,53 @@ def run_job(directory: Path, number: signal.Signals, master: str) -> dict[str, l
         assert not Path(f"/proc/{broker['pid']}").exists()
         assert (directory / "logs" / f"broker-{broker['id']}" / ".clean").exists()
     return ready  # type: ignore[no-any-return]
+
+
+def starting(directory: Path, *arguments_: str, conf: str = "spark.ui.enabled=false") -> subprocess.Popen[str]:
+    """The job without spark-submit, as `spark-broker cluster start` starts it."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--set", f"log.dirs={directory}", *arguments_],
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--conf {conf} pyspark-shell"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=directory,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "conf", "message"),
+    [
+        ([], "spark.driver.memory=abc", "before sending its port number. The reason is above."),
+        pytest.param(["--master", "local[none]"], "a.b=c", "Could not parse Master URL", marks=pytest.mark.full),
+    ],
+)
+def test_why_spark_does_not_start_is_told_in_a_line(tmp_path: Path, given: list[str], conf: str, message: str) -> None:
+    """Story: it was a traceback of 60 lines. `cluster start --detach` shows the line that begins with `error: `."""
+    with starting(tmp_path, *given, conf=conf) as job:
+        said, _ = job.communicate(timeout=120)
+
+    assert job.returncode == 1, said
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_while_spark_starts_is_told_in_a_line(tmp_path: Path) -> None:
+    with starting(tmp_path) as job:
+        started = psutil.Process(job.pid)
+        try:
+            eventually(lambda: started.children() or job.poll() is not None, 60, "the start of Spark")
+            children = started.children(recursive=True)
+            job.send_signal(signal.SIGINT)
+            said, _ = job.communicate(timeout=60)
+        finally:
+            job.kill()
+
+    assert job.returncode == 130, said
+    assert "interrupted" in said.splitlines()
+    assert "Traceback" not in said
+    assert psutil.wait_procs(children, 30)[1] == []
 
 
 def test_a_setting_that_is_no_pair_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

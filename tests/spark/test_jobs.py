@@ -6,6 +6,7 @@ Through spark-submit they run beside a cluster on the same standalone master, an
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tests.spark.application import ROOT, Application, environment
 from tests.spark.standalone import StandaloneCluster
 from tests.support.process_cluster import ProcessCluster
+from tests.support.waiting import eventually
 
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 JOB_TIMEOUT_S = 400.0
@@ -54,9 +56,21 @@ class SharedSession:
     def _run(self, main: Callable[[list[str]], int], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         given = ["--bootstrap-servers", self.servers, *map(str, arguments)]
         self._capsys.readouterr()
-        status = main(given)
+        with signals_kept():
+            status = main(given)
         said = self._capsys.readouterr()
         return subprocess.CompletedProcess(given, status, said.out, said.err)
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """A job keeps its handlers to its end, which is that of its process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -82,13 +96,18 @@ def submit(
 
     spark-submit writes Python's stderr to its own stdout.
     """
-    settings = {"spark.ui.enabled": "false", "spark.cores.max": "2", "spark.executor.cores": "1"}
-    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    submitted = [str(SPARK_SUBMIT), "--master", master, *conf, str(ROOT / "jobs" / job)]
-    command = [*submitted, "--bootstrap-servers", servers, *map(str, arguments)]
+    command = submitted(job, servers, *arguments, master=master)
     return subprocess.run(
         command, env=environment({}), timeout=JOB_TIMEOUT_S, capture_output=True, text=True, check=False
     )
+
+
+def submitted(job: str, servers: str, *arguments: str | Path, master: str = "local[2]") -> list[str]:
+    """The command line of the job as an application of its own."""
+    settings = {"spark.ui.enabled": "false", "spark.cores.max": "2", "spark.executor.cores": "1"}
+    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    application = [str(SPARK_SUBMIT), "--master", master, *conf, str(ROOT / "jobs" / job)]
+    return [*application, "--bootstrap-servers", servers, *map(str, arguments)]
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -125,6 +144,7 @@ def write_csv(path: Path, start: int, end: int) -> Path:
     return path
 
 
+REPORTS_KEPT = "spark.sql.streaming.numRecentProgressUpdates"
 NO_TOPIC = "[UNKNOWN_TOPIC_OR_PARTITION] topic 'nowhere' does not exist"
 CSV = ("--format", "csv", "--option", "header=true", "--schema", "dest STRING, delay INT")
 
@@ -144,17 +164,21 @@ def test_files_become_a_typed_topic_once_for_each_version(tmp_path: Path, shared
 
 @pytest.mark.full
 def test_a_run_with_a_checkpoint_takes_the_files_that_are_new(tmp_path: Path, shared: SharedSession) -> None:
-    arguments = ("--topic", "inbox", "--create", *CSV, "--checkpoint", tmp_path / "checkpoint", tmp_path / "in")
+    """Story: the rows of the files were counted, and not those that `--select` makes of them."""
+    twice = ("--select", "dest", "--select", "explode(array(delay, -delay)) AS delay")
+    checkpoint = ("--checkpoint", tmp_path / "checkpoint")
+    arguments = ("--topic", "inbox", "--create", *CSV, *twice, *checkpoint, tmp_path / "in")
     for start in (0, 100):
         file = write_csv(tmp_path / "in" / f"{start}.csv", start, start + 100)
         if (
             start
         ):  # `mv`, `cp -p` and `tar` keep the time. Spark itself leaves out what is a week older than the newest.
             os.utime(file, (0, time.time() - 30 * 86400))
-        assert succeeded(shared.produce(*arguments)).startswith("100 rows are in inbox")
+        assert succeeded(shared.produce(*arguments)).startswith("200 rows are in inbox")
     assert succeeded(shared.produce(*arguments)).startswith("0 rows are in inbox")
     stored = records(shared.servers, "inbox")
-    assert sorted(n for batch in stored for n in batch["delay"].to_pylist()) == list(range(200))
+    written = sorted(n for batch in stored for n in batch["delay"].to_pylist())
+    assert written == sorted([*range(200), *range(0, -200, -1)])
 
 
 def test_arguments_that_do_not_fit_end_spark_submit_with_status_1() -> None:
@@ -205,22 +229,68 @@ def test_a_topic_becomes_files(tmp_path: Path, shared: SharedSession, flights: s
 
 @pytest.mark.full
 def test_a_run_with_a_checkpoint_takes_the_records_that_are_new(
-    tmp_path: Path, brokers: ProcessCluster, shared: SharedSession
+    tmp_path: Path, brokers: ProcessCluster, shared: SharedSession, spark: SparkSession
 ) -> None:
+    """Story: what `--where` left out was counted, and batches were not of which a query keeps no report any more."""
     out = tmp_path / "out"
     with Admin(shared.servers) as admin:
         admin.create_topic(
             NewTopic("growing", partitions=2, schema=pa.schema([("dest", pa.string()), ("delay", pa.int32())]))
         )
-    again = ("--topic", "growing", "--to", out, "--checkpoint", tmp_path / "checkpoint", "--group", "reports")
-    for start in (0, 100):
-        append_flights(brokers, "growing", range(start, start + 100))
-        assert succeeded(shared.consume(*again)).startswith("100 records of growing")
-    assert succeeded(shared.consume(*again)).startswith("0 records of growing")
-    assert sorted(delays(out)) == list(range(200))
+    shape = ("--where", "delay % 10 > 0", "--option", "maxOffsetsPerTrigger=25")
+    again = ("--topic", "growing", *shape, "--to", out, "--checkpoint", tmp_path / "checkpoint", "--group", "reports")
+    spark.conf.set(REPORTS_KEPT, "2")
+    try:
+        for start in (0, 100):
+            append_flights(brokers, "growing", range(start, start + 100))
+            assert succeeded(shared.consume(*again)).startswith("90 records of growing")
+        assert succeeded(shared.consume(*again)).startswith("0 records of growing")
+    finally:
+        spark.conf.unset(REPORTS_KEPT)
+    assert sorted(delays(out)) == [n for n in range(200) if n % 10 > 0]
     with Consumer(shared.servers, group_id="reports", enable_auto_commit=False) as consumer:
         committed = [consumer.committed(TopicPartition("growing", number)) for number in (0, 1)]
     assert [stored and stored.offset for stored in committed] == [100, 100]
+
+
+def ctrl_c(job: subprocess.Popen[bytes]) -> None:
+    """What a terminal does: the JVM and the job's Python process get the signal."""
+    os.killpg(job.pid, signal.SIGINT)
+
+
+def kill(job: subprocess.Popen[bytes]) -> None:
+    """What `kill` does with the pid of spark-submit: only the JVM gets the signal."""
+    os.kill(job.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("ended", [ctrl_c, pytest.param(kill, marks=pytest.mark.full)])
+def test_a_signal_ends_a_job_that_follows_in_order(
+    tmp_path: Path, brokers: ProcessCluster, flights: str, ended: Callable[[subprocess.Popen[bytes]], None]
+) -> None:
+    """Story: the signal ended the JVM, and the job could not stop its query: it said a traceback, and no number."""
+    out, committed, log = tmp_path / "out", tmp_path / "checkpoint" / "commits" / "0", tmp_path / "log"
+    target = ("--to", out, "--checkpoint", tmp_path / "checkpoint")
+    follow = ("--topic", flights, "--where", "delay >= 100", *target, "--follow")
+    command = submitted("consume.py", brokers.bootstrap_servers, *follow)
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command, env=environment({}), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        ) as job,
+    ):
+        try:
+            eventually(lambda: committed.exists() or job.poll() is not None, 150, "the first micro-batch")
+            assert job.poll() is None, log.read_text()
+            ended(job)
+            status = job.wait(60)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    said = log.read_text()
+    assert status == 0, said
+    assert said.splitlines()[-1].startswith(f"900 records of {flights} went to {out}"), said
+    assert "Traceback" not in said
+    assert sorted(delays(out)) == list(range(100, 1000))
 
 
 @pytest.mark.full

@@ -35,3 +35,12 @@ def test_a_signal_ends_a_start_that_waits(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ClosedError, match="a signal came"), job.started(spark, options, settings, stop):
         pytest.fail("it has started")
     assert rounds == 3
+
+
+def test_a_master_that_does_not_answer_is_told_in_a_line() -> None:
+    """Story: Spark's exception said where the session was made, frame by frame. Its log had said why it gave up."""
+    made = "This stopped SparkContext was created at:\n\na.b.C(C.java:1)"
+    assert (
+        job.why(Exception(f"Cannot call methods on a stopped SparkContext.\n{made}"))
+        == "Cannot call methods on a stopped SparkContext. The reason is above."
+    )

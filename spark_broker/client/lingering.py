@@ -234,7 +234,8 @@ class Lingering:
         with self._lock:
             if self._closed:
                 return False
-            self._due.setdefault(slot, time.monotonic() + self._linger_s)  # What is due at once stays so.
+            if self._due.get(slot) != _AT_ONCE_S:
+                self._due[slot] = time.monotonic() + self._linger_s
             self._wake()
             return True
 

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -279,6 +278,8 @@ def interruptible_start() -> Iterator[None]:
     except KeyboardInterrupt:
         _silence_java()
         raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark has set its own.
 
 
@@ -297,9 +298,8 @@ def _interrupt(*_: object) -> None:
 
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         raise KeyboardInterrupt
-    later = threading.Timer(_JAVA_STARTS_S, os.kill, (os.getpid(), signal.SIGINT))
-    later.daemon = True
-    later.start()
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, _JAVA_STARTS_S)
 
 
 def _silence_java() -> None:

@@ -24,7 +24,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.messages import HistoryMetadata
-from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, LOG_COLUMNS
 from spark_broker.spark import history_scan
 from spark_broker.spark.history_split import HistoryRange, Split
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster, FakePartition
@@ -401,14 +401,14 @@ def test_delta_scans_one_version_in_every_query(
 
     def reader(name: str) -> SimpleNamespace:
         def loaded(*option: object) -> SimpleNamespace:
-            return SimpleNamespace(columns=["n"], read_as=name, by=option)
+            return SimpleNamespace(columns=[*LOG_COLUMNS, "n"], read_as=name, by=option)
 
         return SimpleNamespace(option=lambda *option: SimpleNamespace(load=lambda path: loaded(*option)))
 
     session = SimpleNamespace(read=SimpleNamespace(format=reader))
     topic_id, given = cluster.topics["t"].topic_id, {"bootstrap.servers": cluster.bootstrap}
     frame = history_scan.ranges_with_history(session, "t", topic_id, {0: (3, 20)}, given)  # type: ignore[arg-type]
-    assert vars(frame) == {"columns": ["n"], "read_as": "delta", "by": ("versionAsOf", 2)}
+    assert vars(frame) == {"columns": [*LOG_COLUMNS, "n"], "read_as": "delta", "by": ("versionAsOf", 2)}
 
 
 @pytest.mark.parametrize(("log_start", "table_end"), [(LOG_START, LOG_START), (40, BOUNDARY), (0, 0)])

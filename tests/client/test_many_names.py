@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from spark_broker import Admin, Consumer, TopicPartition
+from spark_broker import Admin, Consumer, Producer, TopicPartition
 from spark_broker.client import metadata
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import UnknownTopicOrPartitionError
@@ -57,6 +57,20 @@ def test_names_of_topics_that_are_gone_are_forgotten(cluster: FakeCluster, monke
         asked = asked_for(cluster)
         admin._metadata.refresh(Deadline.after_ms(20_000))
     assert asked == [["stays"]]
+
+
+def test_keys_of_topics_that_are_gone_are_forgotten(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: a program with a topic for each hour kept thousands of keys of each, and a view of the cluster."""
+    monkeypatch.setattr(metadata, "IDLE_S", 0.0)
+    with Producer(cluster.bootstrap) as producer:
+        for number in range(5):
+            cluster.create(f"t{number}", 2)
+            producer.send(f"t{number}", b"v", key=b"k").result(WAIT_S)
+            del cluster.topics[f"t{number}"]
+            producer._metadata.refresh(Deadline.after_ms(20_000))
+        cluster.create("last")
+        producer.send("last", b"v").result(WAIT_S)
+        assert list(producer._targets) == ["last"]
 
 
 def test_a_name_that_was_used_lately_is_asked_for_though_no_topic_has_it(cluster: FakeCluster) -> None:

@@ -14,6 +14,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+_held: list[socket.socket] = []
+"""They are bound, and never listen: nobody else gets these ports while this process lives."""
+
+
 def refused_address() -> str:
-    """An address without a listener."""
-    return f"{HOST}:{free_port()}"
+    """An address without a listener. A port that was only free a moment ago may be another worker's by now."""
+    holder = socket.socket()
+    holder.bind((HOST, 0))
+    _held.append(holder)
+    return f"{HOST}:{holder.getsockname()[1]}"

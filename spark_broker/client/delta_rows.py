@@ -85,8 +85,6 @@ class DeltaRows:
             self._files = [TableFile(self._storage, action, maps_columns=maps) for action in files]
             self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
             self.row_bytes = _row_bytes(actions)
-        missing = [name for name in LOG_COLUMNS if name not in self.columns]
-        why = why or (f"it has no column {', '.join(missing)}" if missing else "")
         why = why or topic.why_not_its_columns(table_id, self.columns)
         if why:
             raise self._unreadable(why)

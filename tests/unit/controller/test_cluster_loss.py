@@ -42,6 +42,17 @@ def partitions(cluster: Cluster, name: str) -> list[PartitionRegistration]:
     return list(cluster.topic(name).partitions)
 
 
+def with_an_id_taken_over(before: MetadataImage) -> tuple[Cluster, int]:
+    """A new cluster of broker 3 and one whose empty directory has taken an old id over, when the loss counts."""
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    cluster.pass_time(DELAY_MS // 2 + 5_000, alive=[3])
+    taken_over = cluster.start_broker("new-b")
+    assert taken_over in (0, 1, 2)
+    cluster.pass_time(DELAY_MS, alive=[3, taken_over])
+    return cluster, taken_over
+
+
 def test_topics_with_a_history_go_on_over_new_brokers_and_others_wait(before: MetadataImage) -> None:
     cluster = Cluster(before)
     for directory in ("new-a", "new-b"):
@@ -84,12 +95,7 @@ def test_one_old_broker_that_is_back_is_enough_to_wait(before: MetadataImage) ->
 
 
 def test_an_empty_directory_that_takes_an_old_id_over_brings_no_disk_back(before: MetadataImage) -> None:
-    cluster = Cluster(before)
-    cluster.start_broker("new-a")
-    cluster.pass_time(DELAY_MS // 2 + 5_000, alive=[3])
-    taken_over = cluster.start_broker("new-b")
-    assert taken_over in (0, 1, 2)
-    cluster.pass_time(DELAY_MS, alive=[3, taken_over])
+    cluster, taken_over = with_an_id_taken_over(before)
     assert {state.leader for state in partitions(cluster, "table")} <= {3, taken_over}
 
 
@@ -147,12 +153,7 @@ def test_an_id_that_was_taken_over_does_not_count_as_lost_for_good(before: Metad
     """Story: the loss was remembered as long as the controller lived. When a new broker with an old id was started
     again, others got its partitions at once, without its records.
     """
-    cluster = Cluster(before)
-    cluster.start_broker("new-a")
-    cluster.pass_time(DELAY_MS // 2 + 5_000, alive=[3])
-    again = cluster.start_broker("new-b")
-    assert again in (0, 1, 2)
-    cluster.pass_time(DELAY_MS, alive=[3, again])
+    cluster, again = with_an_id_taken_over(before)
     cluster.call(CreateTopicRequest("later", 1, 1, b"", {"delta.path": "/later"}, [[again]]))
     topic_id = cluster.topic("later").topic_id
     cluster.call(ConfirmHistoryRequest(topic_id, cluster.image.controller_epoch, "id", 0, 0, [0], [70]))

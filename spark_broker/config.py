@@ -415,7 +415,7 @@ class ClusterConfig(Config):
     )
     producer_id_expiration_ms: int = setting(
         86_400_000,
-        "A partition forgets a producer that has appended nothing for this long (and twice controller.clock.skew.fence.ms: another leader may have noted when). Keep it above delivery.timeout.ms of every producer.",
+        "A partition forgets a producer that has appended nothing for this long (and twice controller.clock.skew.fence.ms: another leader may have noted when). Keep it above delivery.timeout.ms of every producer. One whose last transaction has ended is forgotten after 2 minutes (and as much).",
         at_least(120_000),  # core.leadership: a coordinator's confirmation lasts a minute, and must end before this
     )
     producer_id_expiration_check_interval_ms: int = setting(

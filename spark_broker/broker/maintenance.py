@@ -15,6 +15,7 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.room import LOOK_MS
 from spark_broker.broker.trimming import clock_skew_max_ms, unless_offline
 from spark_broker.config import ClusterConfig
+from spark_broker.core.producers import ENDED_MS
 from spark_broker.errors import KafkaStorageError, StorageRefusedError
 from spark_broker.threads import Worker
 
@@ -123,4 +124,4 @@ class Maintenance(Worker):
 
     def _expire_producers(self) -> None:
         for partition in self._manager.partitions():
-            partition.expire_producers(self._producer_id_expiration_ms)
+            partition.expire_producers(self._producer_id_expiration_ms, ENDED_MS + self._clock_skew_max_ms)

@@ -440,11 +440,11 @@ class Partition(GuardedStorage):
         with self.lock:
             self._carry_out(self.replica.advance_log_start(min(offset, self.replica.last_stable_offset)))
 
-    def expire_producers(self, expiration_ms: int) -> None:
-        """Forget producers that have appended nothing for this long, by a clock that was checked."""
+    def expire_producers(self, expiration_ms: int, ended_ms: int) -> None:
+        """Forget producers by a clock that was checked. They have appended nothing, or have ended, for so long."""
         with self.lock:
             if self.lease.allows_expiry:
-                self.replica.expire_producers(self._clock.wall_ms() - expiration_ms)
+                self.replica.expire_producers(self._clock.wall_ms() - expiration_ms, self._clock.wall_ms() - ended_ms)
 
     def flush(self) -> None:
         with self.lock:

@@ -318,6 +318,7 @@ class ReplicaLog:
         """Sync. Raises DamagedLogError when the directory was removed, because its files cannot be found again."""
         self.check()
         self._log.flush()
+        self._log.save_recovery_point()
         self._save_epochs_if_there_is_room()
 
     def close(self, *, clean: bool) -> None:
@@ -388,17 +389,15 @@ class ReplicaLog:
             self._snapshots.remove_above(log_start_offset)
             self._snapshots.remove_below(log_start_offset)
         # Last: if a crash leaves the log empty before this, its old history shows that it diverges from the leader's.
-        self.save_epochs(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
+        self._to_be_saved(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
+        self._save_epochs_if_there_is_room()
 
     def save_epochs(self, history: EpochHistory) -> None:
-        """A file that only lacks the newest epochs is saved with the next flush, so that an election waits for no sync:
-        `_epochs` completes it from the batches. A wrong file is replaced now, or on a full disk before the next append.
-
-        Raises KafkaStorageError.
+        """The file is written with the next flush, so that an election waits for no sync. `_epochs` completes one that
+        only lacks the newest epochs from the batches. A wrong one is replaced before the next append: until then, what
+        is wrong in it begins at the log end or above it, or is another epoch than the batches there have.
         """
         self._to_be_saved(history)
-        if self._epochs_due:
-            self._save_epochs_if_there_is_room()
 
     def _to_be_saved(self, history: EpochHistory) -> None:
         self._unsaved_epochs = history

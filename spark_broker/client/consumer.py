@@ -333,7 +333,7 @@ class Consumer(OfOneProcess):
         with self._open():
             position = self._await_partition(partition, deadline)
             while not position.has_position:
-                self._machine.raise_error()
+                self._machine.raise_error_of(position)
                 self._await_change(deadline, f"the position of {partition} could not be looked up in time")
             return position.position
 

@@ -327,6 +327,13 @@ class ConsumerMachine:
         self._raise_at_once()
         consumer_errors.raise_first(self.partitions, self.checks.errors)
 
+    def raise_error_of(self, position: PartitionPosition) -> None:
+        """Raises the error of this partition, paused or not. Other partitions that have failed do not concern it."""
+        self._raise_at_once()
+        error = position.error or self.checks.errors.get(position.tp.topic)
+        if error is not None:
+            raise again(error)
+
     def _raise_at_once(self) -> None:
         """Raises what concerns the whole consumer, and that a log was truncated: what was read is not there."""
         while self.leaders.truncated:  # Before each record: no loop over all partitions.

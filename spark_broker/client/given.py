@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TypeVar
 
+from spark_broker.core.groups.requests import METADATA_MAX
 from spark_broker.errors import (
     InvalidDataError,
     InvalidTimestampError,
     InvalidTopicError,
+    OffsetMetadataTooLargeError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import (
@@ -199,18 +201,17 @@ def topic_partitions(values: object) -> list[TopicPartition]:
 
 
 def offset_and_metadata(value: object, tp: TopicPartition) -> OffsetAndMetadata:
-    """An offset, alone or with its leader epoch and note. Raises InvalidDataError."""
+    """An offset, alone or with its leader epoch and note. Raises InvalidDataError and OffsetMetadataTooLargeError."""
     if not isinstance(value, OffsetAndMetadata):
         return OffsetAndMetadata(whole_number(value, f"the offset of {tp}"))
     given = NO_EPOCH if value.leader_epoch is None else value.leader_epoch  # Kafka's clients write the number.
     epoch = whole_number(given, f"the leader epoch of {tp}", INT32_BITS)
     if epoch < NO_EPOCH:
         raise InvalidDataError(f"the leader epoch of {tp} is {epoch}; give it as it was committed, or None")
-    return OffsetAndMetadata(
-        whole_number(value.offset, f"the offset of {tp}"),
-        known_epoch(epoch),
-        text(value.metadata, f"the metadata of {tp}"),
-    )
+    note = text(value.metadata, f"the metadata of {tp}")
+    if len(note) > METADATA_MAX:
+        raise OffsetMetadataTooLargeError(f"{tp}: metadata of {len(note):,} characters")
+    return OffsetAndMetadata(whole_number(value.offset, f"the offset of {tp}"), known_epoch(epoch), note)
 
 
 def by_partition(values: object, what: str = "offsets") -> dict[TopicPartition, object]:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from itertools import count
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import ClassVar, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -77,6 +77,9 @@ class Producer(OfOneProcess):
     ```
     """
 
+    _ENDS_TRANSACTIONS: ClassVar[bool] = True
+    """Whether the producer itself ends the transaction that it appends to."""
+
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | None = None,
@@ -91,7 +94,7 @@ class Producer(OfOneProcess):
         if self._config.transactional_id:
             check_transactional(self._config)
         make_ready()
-        self._parts = parts = ProducerParts(self._config)
+        self._parts = parts = ProducerParts(self._config, ends_transactions=self._ENDS_TRANSACTIONS)
         self._origin, self._state = parts.origin, parts.state
         self._metadata, self._sender, self._submission = parts.metadata, parts.sender, parts.submission
         self._lingering, self._transactions = parts.lingering, parts.transactions

@@ -36,10 +36,11 @@ logger = logging.getLogger(__name__)
 class ProducerParts:
     """Of one producer. Invariant: nothing here, or below, refers to the producer itself.
 
-    `sticky`: the partition, by topic, to which records of `send` without a key go now.
+    `sticky`: the partition, by topic, to which records of `send` without a key go now. `ends_transactions`: whether the
+    producer ends the transaction that it appends to. Otherwise `transactions` is None.
     """
 
-    def __init__(self, config: ProducerConfig) -> None:
+    def __init__(self, config: ProducerConfig, *, ends_transactions: bool) -> None:
         compression = None if config.compression_type == "none" else config.compression_type
         divider = Divider(TRANSACTIONAL if config.transactional_id else 0, compression)
         self.config = config
@@ -58,7 +59,7 @@ class ProducerParts:
             lost=self.note_failure,
             calls_back=lambda: self.sender.reports_here,
         )
-        self.transactions = self._open_transactions()
+        self.transactions = self._open_transactions() if ends_transactions else None
         self.sticky: dict[str, int] = {}
         self.closed = False
         self._lock = threading.Lock()

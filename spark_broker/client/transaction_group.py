@@ -22,7 +22,7 @@ from spark_broker.client import given
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.partition_queue import WRITE_AGAIN
-from spark_broker.client.producer import Producer
+from spark_broker.client.producer import CLOSE_AFTER_ERROR_S, Producer
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
 from spark_broker.client.transactions import TransactionManager, check_name
@@ -155,7 +155,10 @@ class TransactionGroup:
 class JoinedProducer(Producer):
     """A producer of one version: it appends, and its driver commits or aborts. A context manager."""
 
+    _ENDS_TRANSACTIONS = False
+
     def __init__(self, group: TransactionGroup) -> None:
+        self._told = False  # A call has raised that an append failed.
         group = given.instance(group, TransactionGroup, "the group")
         super().__init__(group.bootstrap_servers, transactional_id=group.application, config=group.config)
         try:
@@ -173,6 +176,16 @@ class JoinedProducer(Producer):
         super().flush(timeout)
         self._check_appends()
 
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for what is under way (up to `timeout` seconds, by default delivery.timeout.ms), then fail the rest.
+
+        The transaction goes on. Raises what `flush` raises, once the producer is closed, unless `flush` has raised it:
+        this attempt must not be a winner.
+        """
+        super().close(timeout)
+        if not self._told:
+            self._check_appends()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -181,15 +194,16 @@ class JoinedProducer(Producer):
             if kind is None:
                 self.flush()
         finally:
-            super().__exit__(kind, error, trace)
+            super().close(None if kind is None else CLOSE_AFTER_ERROR_S)
 
     def _check_appends(self) -> None:
-        if self._state is not None:
+        if self._state is None:
+            return
+        try:
             self._state.check()
-
-    def _open_transactions(self) -> TransactionManager | None:
-        """The driver ends the transaction: `_transactional` says so."""
-        return None
+        except SparkBrokerError:
+            self._told = True
+            raise
 
     def _transactional(self) -> TransactionManager:
         self._check_open()

@@ -26,6 +26,13 @@ from spark_broker.errors import (
 REMEMBERED_BATCHES = 5
 """As many batches as may be in flight: a retry of any of them is recognised."""
 
+ENDED_MS = 120_000
+"""A producer whose last event was a marker is remembered for this long. Then its late batches need no memory here: each
+begins an epoch, so its coordinator is asked, and refuses it. The last confirmation of a coordinator has ended by then.
+
+Each attempt of a Spark task is a producer of its own. A day of them would not fit into a broker's memory.
+"""
+
 SEQUENCE_LIMIT = 2**31
 """Sequence numbers wrap to 0 here."""
 
@@ -181,12 +188,15 @@ class ProducerStates:
         """The log starts here now. Retention removes records, not what is known of their producers (KIP-360)."""
         self.transactions.start_at(log_start_offset)
 
-    def expire(self, before_ms: int) -> list[int]:
-        """Forget producers that appended nothing since `before_ms` and have no open transaction; returns their ids."""
+    def expire(self, before_ms: int, ended_before_ms: int) -> list[int]:
+        """Forget producers without an open transaction; returns their ids. They appended nothing since `before_ms`, or
+        their last event was a marker before `ended_before_ms`.
+        """
         expired = [
             producer_id
             for producer_id, entry in self._entries.items()
-            if entry.last_append_ms < before_ms and self.transactions.first_offset(producer_id) < 0
+            if entry.last_append_ms < (before_ms if entry.batches else ended_before_ms)
+            and self.transactions.first_offset(producer_id) < 0
         ]
         for producer_id in expired:
             del self._entries[producer_id]

@@ -647,9 +647,11 @@ class Replica(Machine[ReplicaStanding]):
         self.producers.transactions.swept(offset)
 
     @event
-    def expire_producers(self, before_ms: int) -> list[int]:
-        """Forget idle producers: those whose last append has an append time before `before_ms` (UTC)."""
-        return self.producers.expire(before_ms)
+    def expire_producers(self, before_ms: int, ended_before_ms: int) -> list[int]:
+        """Forget idle producers: those whose last append has an append time before `before_ms` (UTC), and those whose
+        last transaction ended before `ended_before_ms`.
+        """
+        return self.producers.expire(before_ms, ended_before_ms)
 
     @event
     def configure(self, min_insync_replicas: int, deleted_before: int = 0) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import ENTRY_BYTES
 from spark_broker.protocol.messages import RegisterBrokerResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.storage import log
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.storage.start_kind import StartKind
@@ -40,6 +42,7 @@ class Watched(LocalFileSystem):
 
     def __init__(self) -> None:
         self.syncs = 0
+        self.written = 0  # bytes
         self.gate: threading.Event | None = None
         self.held_up = threading.Event()
         self._lock = threading.Lock()
@@ -51,6 +54,12 @@ class Watched(LocalFileSystem):
     def fsync(self, fd: int, /) -> None:
         self._count()
         super().fsync(fd)
+
+    def pwritev(self, fd: int, views: Any, position: int, /, *flags: int) -> int:
+        written = super().pwritev(fd, views, position, *flags)
+        with self._lock:
+            self.written += written
+        return written
 
     def sync_directory(self, path: Path) -> None:
         self._count()
@@ -78,11 +87,11 @@ class Started:
         )
         self.manager.registered(0, 1)
 
-    def append_to_all(self) -> None:
+    def append_to_all(self, value: bytes = b"x") -> None:
         for partition in self.manager.partitions():
             outcome = Outcome()
             deadline_ms = SYSTEM_CLOCK.boottime_ms() + FAR_FUTURE_MS
-            partition.append(Append(encode_batch(batch(b"x")), partition.leader_epoch(), 1, 0, deadline_ms), outcome)
+            partition.append(Append(encode_batch(batch(value)), partition.leader_epoch(), 1, 0, deadline_ms), outcome)
             assert outcome.future.result(10) >= 0
 
     def crash(self) -> None:
@@ -116,6 +125,30 @@ def test_new_partitions_are_synced_as_files_and_their_names_all_at_once(tmp_path
     broker.crash()
 
 
+def test_leaderships_that_come_and_go_wait_for_no_sync(tmp_path: Path) -> None:
+    """They are applied in the thread that keeps the lease. Each one that had written nothing cost two syncs when it was
+    given back: a thousand of them were longer than the lease.
+    """
+    broker = Started(tmp_path)
+    broker.manager.apply(image())
+    broker.append_to_all()
+    broker.manager.apply(image(epoch=4))
+    for partition in broker.manager.partitions():
+        partition.flush()
+    before = broker.fs.syncs
+    broker.manager.apply(image(leader=-1, epoch=5))
+    broker.manager.apply(image(epoch=6))
+    assert broker.fs.syncs - before <= A_FEW
+    broker.append_to_all()
+    broker.crash()
+
+    second = Started(tmp_path, launch=2)
+    second.manager.apply(image(leader=-1, epoch=7))
+    histories = {tuple(partition.replica.epochs.to_pairs()) for partition in second.manager.partitions()}
+    assert histories == {((3, 0), (6, 1))}
+    second.crash()
+
+
 def test_a_start_after_a_crash_of_the_process_syncs_each_partitions_names_and_nothing_else(tmp_path: Path) -> None:
     first = Started(tmp_path)
     first.manager.apply(image())
@@ -129,6 +162,28 @@ def test_a_start_after_a_crash_of_the_process_syncs_each_partitions_names_and_no
     assert len(list(second.manager.partitions())) == PARTITIONS
     assert second.fs.syncs <= PARTITIONS + A_FEW
     assert all(partition.log.log_end_offset == 1 for partition in second.manager.partitions())
+    second.crash()
+
+
+def test_a_start_after_a_kill_writes_no_more_again_than_is_worth_saying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All since the last roll was written again, up to a gigabyte of each partition, although it was synced."""
+    monkeypatch.setattr(log, "UNSAID_BYTES_MAX", 10_000)
+    first = Started(tmp_path)
+    first.manager.apply(image(1))
+    (partition,) = first.manager.partitions()
+    for _ in range(50):
+        first.append_to_all(bytes(1000))
+        partition.flush()
+    first.append_to_all(bytes(1000))
+    first.crash()
+
+    second = Started(tmp_path, launch=2)
+    second.manager.apply(image(1, epoch=4))
+    assert second.fs.written <= 15_000
+    (partition,) = second.manager.partitions()
+    assert partition.log.log_end_offset == 51
     second.crash()
 
 

@@ -289,7 +289,7 @@ def test_a_log_start_within_a_transaction_outlives_its_marker(tmp_path: Path, at
         lone.partition.advance_log_start(second)
     lone.compact()
     lone.clock.ahead_ms = 2 * DAY_MS
-    lone.partition.expire_producers(DAY_MS)
+    lone.partition.expire_producers(DAY_MS, DAY_MS)
     lone.roll(filler=1)
     lone.compact()
     assert lone.partition.log.cleaned.purge_offset > 0
@@ -369,7 +369,7 @@ def test_a_producer_that_was_forgotten_keeps_no_place(lone: CompactedPartition) 
     lone.put((b"k", b"2"))
     lone.roll()
     lone.clock.ahead_ms = DAY_MS
-    lone.partition.expire_producers(1000)
+    lone.partition.expire_producers(1000, 1000)
     lone.compact()
     lone.check()
     assert not [header for header in lone.headers() if header.producer_id == 7]

@@ -429,7 +429,7 @@ def test_an_idle_producer_is_forgotten_and_does_not_begin_anew_by_itself(lone: L
     """20: only its client can begin a new epoch."""
     lone.write(b"a", transactional=False)
     lone.write(b"b", sequence=1, transactional=False)
-    lone.partition.expire_producers(expiration_ms=-10_000)
+    lone.partition.expire_producers(-10_000, -10_000)
     assert lone.partition.replica.producers.entries() == []
     with pytest.raises(UnknownProducerIdError):
         lone.offer(b"c", sequence=2, transactional=False)
@@ -438,10 +438,10 @@ def test_an_idle_producer_is_forgotten_and_does_not_begin_anew_by_itself(lone: L
 
 def test_a_producer_with_an_open_transaction_is_not_forgotten(lone: LonePartition) -> None:
     lone.write(b"a")
-    lone.partition.expire_producers(expiration_ms=-10_000)
+    lone.partition.expire_producers(-10_000, -10_000)
     assert lone.write(b"a") == 0
     lone.end(1, committed=True)
-    lone.partition.expire_producers(expiration_ms=-10_000)
+    lone.partition.expire_producers(-10_000, -10_000)
     assert lone.partition.replica.producers.entries() == []
 
 
@@ -493,6 +493,24 @@ def test_maintenance_forgets_idle_producers_when_it_is_time_to_look(lone: LonePa
     maintenance.run_due(1200.0)
     assert [pid for pid, _ in lone.partition.replica.producers.entries()] == [8]
     assert bugs == []
+
+
+def test_a_writer_of_one_transaction_is_forgotten_soon_after_its_end(lone: LonePartition) -> None:
+    """Each attempt of a Spark task is a producer of its own. A day of them took gigabytes of each broker."""
+    manager = OnePartition(lone.partition, Room(lone.directory, LOCAL, 0, lambda: None))
+    maintenance = Maintenance(cast("ReplicaManager", manager), ClusterConfig(), lambda error: None)
+    maintenance.begin(0.0)
+    for pid in range(100, 150):
+        lone.write(b"x", pid=pid)
+        lone.end(1, pid=pid, committed=pid % 2 == 0)
+    lone.write(b"retried", pid=7, transactional=False)
+    lone.clock.ahead_ms = 120_000
+    maintenance.run_due(600.0)
+    assert len(lone.partition.replica.producers.entries()) == 51, "clocks may differ by 2 minutes"
+    lone.clock.ahead_ms += 121_000
+    maintenance.run_due(1200.0)
+    assert [pid for pid, _ in lone.partition.replica.producers.entries()] == [7]
+    assert isinstance(lone.offer(b"late", pid=101), AwaitedTransaction), "its coordinator refuses it"
 
 
 WaitUntil = Callable[..., None]

@@ -66,12 +66,12 @@ def test_a_broker_without_a_lease_forgets_no_producer(tmp_path: Path) -> None:
     offsets = [lone.write(b"x", sequence=number, transactional=False) for number in range(3)]
     lone.clock.ahead_ms = 2 * DAY_MS
     lone.lease.drop()
-    lone.partition.expire_producers(DAY_MS)
+    lone.partition.expire_producers(DAY_MS, DAY_MS)
     lone.clock.ahead_ms = 0
     lone.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
     assert lone.write(b"x", sequence=2, transactional=False) == offsets[2]
     lone.clock.ahead_ms = 2 * DAY_MS
-    lone.partition.expire_producers(DAY_MS)
+    lone.partition.expire_producers(DAY_MS, DAY_MS)
     assert lone.partition.replica.producers.entries() == [], "with a lease, idle ones are forgotten"
 
 
@@ -101,7 +101,7 @@ def test_a_clock_that_was_set_a_moment_ago_deletes_nothing(tmp_path: Path) -> No
     assert broker.keeps_everything(), "before the next heartbeat"
     broker.beat()
     assert broker.keeps_everything()
-    lone.partition.expire_producers(DAY_MS)
+    lone.partition.expire_producers(DAY_MS, DAY_MS)
     assert lone.partition.replica.producers.entries()
     broker.clock.passed_ms += SETTLED_MS - 1
     assert broker.keeps_everything()

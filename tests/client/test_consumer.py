@@ -22,6 +22,7 @@ from spark_broker.errors import (
     CorruptMessageError,
     InconsistentTopicIdError,
     InvalidConfigError,
+    OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
     PolicyViolationError,
     SparkBrokerError,
@@ -396,6 +397,41 @@ def test_an_offset_out_of_range_is_raised_where_there_is_no_reset(cluster: FakeC
         assert "99" in str(poll_error(consumer, OffsetOutOfRangeError))
         consumer.seek(T0, 0)
         assert values_of(poll_rows(consumer, 1)) == ["a"]
+
+
+def test_a_position_raises_the_error_of_its_own_partition_and_of_no_other(
+    cluster: FakeCluster, consumer: Consumer, values: Values, wait_until: WaitUntil
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a", "b"))
+    gone = TopicPartition("gone", 0)
+    consumer.assign([T0, gone])
+    consumer.pause(gone)
+    wait_until(lambda: gone in consumer.errors(), "the topic is not there")
+    consumer.seek_to_end(T0)
+    assert consumer.position(T0) == 2
+    with pytest.raises(UnknownTopicOrPartitionError, match="gone"):
+        consumer.position(gone)
+
+
+def test_the_position_of_a_paused_partition_that_has_none_is_an_error_at_once(cluster: FakeCluster) -> None:
+    cluster.create("t")
+    config = {"default.api.timeout.ms": 3_600_000}
+    with Consumer(cluster.bootstrap, group_id="g", auto_offset_reset="none", config=config) as consumer:
+        consumer.assign([T0])
+        consumer.pause(T0)
+        with pytest.raises(SparkBrokerError, match=r"auto\.offset\.reset"):
+            consumer.position(T0)
+
+
+def test_a_note_that_is_too_long_is_refused_before_it_is_sent(cluster: FakeCluster) -> None:
+    """The broker could only say that it did not understand the message."""
+    cluster.create("t")
+    with Consumer(cluster.bootstrap, group_id="g") as consumer:
+        consumer.assign([T0])
+        consumer.commit({T0: OffsetAndMetadata(0, None, "x" * 4096)})
+        with pytest.raises(OffsetMetadataTooLargeError, match=r"t-0: metadata of 4,097 characters"):
+            consumer.commit({T0: OffsetAndMetadata(0, None, "x" * 4097)})
 
 
 def test_a_paused_partition_hands_out_nothing_until_it_is_resumed(

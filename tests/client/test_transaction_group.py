@@ -21,7 +21,13 @@ from spark_broker.errors import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
-from spark_broker.protocol.messages import CallRequest, CommitTransactionRequest, ErrorResponse, JoinTransactionRequest
+from spark_broker.protocol.messages import (
+    CallRequest,
+    CommitTransactionRequest,
+    EndTransactionRequest,
+    ErrorResponse,
+    JoinTransactionRequest,
+)
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_transactions import committed
 
@@ -55,6 +61,46 @@ def test_what_winners_appended_is_there_and_nothing_of_the_others(cluster: FakeC
     assert group.commit(winners)
     assert committed(cluster) == [["w0"], ["w1"]]
     assert group.last_committed() == 0
+
+
+def test_closing_a_writer_keeps_what_it_appended_and_leaves_the_transaction_to_its_driver(
+    cluster: FakeCluster, values: Values, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("t", 2)
+    group = make_group(cluster)
+    writer = group.join()
+    writer.append("t", values("a", "b"), partition=0)
+    sent = [writer.send("t", value=value, partition=1) for value in ("c", "d")]  # within linger.ms
+    writer.close()
+    assert [future.result(0).offset for future in sent] == [0, 1]
+    assert group.commit([writer.producer_id])
+    assert committed(cluster) == [["a", "b"], ["c", "d"]]
+    assert caplog.messages == []
+
+
+def test_a_writer_asks_no_coordinator_when_it_is_closed(
+    cluster: FakeCluster, values: Values, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("t", 1)
+    for attempt in range(3):
+        with make_group(cluster).join() as writer:
+            writer.append("t", values(f"{attempt}"), partition=0)
+    assert EndTransactionRequest not in {type(request) for _, request in cluster.calls}
+    assert caplog.messages == []
+
+
+def test_closing_a_writer_says_that_an_append_failed(cluster: FakeCluster, values: Values) -> None:
+    cluster.create("t", 1)
+    writer = make_group(cluster).join()
+    writer.append("t", values("a"), partition=7)
+    with pytest.raises(TransactionAbortableError, match="partitions 0 to 0"):
+        writer.close()
+    writer.close()
+    told = make_group(cluster).join()
+    told.append("t", values("a"), partition=7)
+    with pytest.raises(TransactionAbortableError):
+        told.flush()
+    told.close()
 
 
 def test_a_version_is_committed_once(cluster: FakeCluster, values: Values) -> None:

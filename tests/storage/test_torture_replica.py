@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
+from spark_broker.storage import log
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Operation, SimFileSystem
 from tests.storage.once import Once
@@ -36,6 +37,12 @@ RUNS: dict[str, list[Step]] = {
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(autouse=True)
+def save_each_recovery_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its size. `test_torture_crashes.py` has logs that save none between two rolls."""
+    monkeypatch.setattr(log, "UNSAID_BYTES_MAX", 0)
 
 
 def run_of(steps: list[Step]) -> ReplicaRun:

@@ -117,7 +117,7 @@ class TransactionFaults:
             process = machine.process
             if process is not None and process.alive and not process.paused:
                 for partition in process.manager.partitions():
-                    partition.expire_producers(EXPIRY_MS)
+                    partition.expire_producers(EXPIRY_MS, EXPIRY_MS)
         return f"producers that appended nothing for {EXPIRY_MS} ms are forgotten"
 
     def kill_coordinators(self) -> None:

@@ -376,7 +376,7 @@ class Cluster:
 
     def expire_producers(self, broker: int, before_ms: int) -> None:
         """Maintenance at one broker."""
-        if self.replica(broker).expire_producers(before_ms):
+        if self.replica(broker).expire_producers(before_ms, before_ms):
             self.nodes[broker].forgot = True
 
     def advance_log_start(self, broker: int, offset: int) -> None:

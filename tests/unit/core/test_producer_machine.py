@@ -249,15 +249,16 @@ class ProducerMachine(RuleBasedStateMachine):
             self.states.start_at(offset)
 
     @precondition(lambda self: bool(self.model.batches))
-    @rule(age=st.integers(0, 5))
-    def expire(self, age: int) -> None:
-        before_ms = self.now_ms - age
+    @rule(age=st.integers(0, 5), ended_age=st.integers(0, 5))
+    def expire(self, age: int, ended_age: int) -> None:
         expected = [
             pid
             for pid in range(1, 4)
-            if (mine := self.model.of(pid)) and mine[-1].append_time_ms < before_ms and self.model.open_since(pid) < 0
+            if (mine := self.model.of(pid))
+            and mine[-1].append_time_ms < self.now_ms - (ended_age if mine[-1].control else age)
+            and self.model.open_since(pid) < 0
         ]
-        assert sorted(self.states.expire(before_ms)) == expected
+        assert sorted(self.states.expire(self.now_ms - age, self.now_ms - ended_age)) == expected
         self.model.forgotten.update(dict.fromkeys(expected, self.log_end))
 
     @invariant()

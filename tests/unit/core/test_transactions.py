@@ -368,10 +368,10 @@ def test_bug_20_an_unknown_producer_does_not_begin_in_the_middle_and_an_open_tra
     write(cluster, 10)
     cluster.tick(1000)
     leader = cluster.replica(1)
-    assert leader.expire_producers(cluster.now_ms) == []
+    assert leader.expire_producers(cluster.now_ms, cluster.now_ms) == []
     mark(cluster, 1, committed=True)
-    assert leader.expire_producers(cluster.now_ms) == []
-    assert leader.expire_producers(cluster.now_ms + 1) == [PID]
+    assert leader.expire_producers(cluster.now_ms, cluster.now_ms) == []
+    assert leader.expire_producers(cluster.now_ms + 1, cluster.now_ms + 1) == [PID]
     with pytest.raises(UnknownProducerIdError):
         cluster.append(1, 11, producer=sent(3, epoch=1))
 
@@ -383,7 +383,7 @@ def test_bug_20_a_forgotten_producer_that_begins_anew_is_remembered_as_the_log_s
     for batch in batches:
         forgot.replay(batch)
         whole.replay(batch)
-    assert forgot.expire(100) == [PID]
+    assert forgot.expire(100, 100) == [PID]
     anew = BatchInfo(7, 8, 0, 200, PID, 1, 0)
     forgot.replay(anew)
     whole.replay(anew)

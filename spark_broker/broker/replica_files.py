@@ -286,7 +286,8 @@ class ReplicaFiles(HostedReplicas):
         names = dict.fromkeys(removal.name for removal in removals)  # A replica may have gone more than once.
         try:
             strays = list(dict.fromkeys(removal.name for removal in removals if removal.aside))
-            aside, kept_aside = self._directory.set_aside(strays, self._clock.wall_ms()) if strays else ([], {})
+            now_ms, certain = self._clock.wall_ms(), self._lease.allows_expiry
+            aside, kept_aside = self._directory.set_aside(strays, now_ms, certain=certain) if strays else ([], {})
             doomed, kept = self._directory.unname_partitions(name for name in names if name not in strays)
         except SyncFailedError as error:
             self.storage_failed(error)

@@ -189,7 +189,10 @@ class ReplicaManager(ReplicaFiles):
 
     def _doom_old_strays(self, retention_ms: int) -> None:
         for stray in self._directory.strays():
-            if self._clock.wall_ms() - stray.since_ms >= retention_ms:
+            if not stray.since_is_certain:
+                name = self._directory.date_stray(stray, self._clock.wall_ms()).name
+                logger.info("%s is %s from now on: nobody had checked its clock", stray.replica.path, name)
+            elif self._clock.wall_ms() - stray.since_ms >= retention_ms:
                 path = self._directory.unname_stray(stray)
                 logger.warning("%s was set aside log.stray.retention.ms ago and is deleted", stray.replica.path)
                 self._jobs.add_doomed(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -46,7 +47,7 @@ def choose_directories(config: ClusterConfig, application: str) -> Directories:
         log_dirs = tempfile.mkdtemp(prefix=f"spark-broker-{application}-")
         logger.warning("log.dirs is empty: the records lie in %s and are removed when the cluster stops", log_dirs)
     else:
-        log_dirs = _absolute("log.dirs", config.log_dirs)
+        log_dirs = _log_dirs(config)
     return Directories(log_dirs, _metadata_dir(config.metadata_dir, log_dirs), temporary)
 
 
@@ -54,7 +55,7 @@ def lasting_metadata_dir(config: ClusterConfig) -> str | None:
     """`metadata.dir` as an absolute place, where it outlives an application; None for a temporary one."""
     if not (config.log_dirs or config.metadata_dir):
         return None
-    return _metadata_dir(config.metadata_dir, _absolute("log.dirs", config.log_dirs) if config.log_dirs else "")
+    return _metadata_dir(config.metadata_dir, _log_dirs(config) if config.log_dirs else "")
 
 
 def cluster_ids_in(log_dirs: str) -> list[str]:
@@ -86,7 +87,7 @@ def cluster_ids_in(log_dirs: str) -> list[str]:
 def _metadata_dir(given: str, log_dirs: str) -> str:
     if not given:
         return str(Path(log_dirs) / "metadata")
-    return given if "://" in given else str(_local("metadata.dir", given))
+    return given if "://" in given else str(_local("metadata.dir", given).resolve())
 
 
 def _local(name: str, given: str) -> Path:
@@ -94,15 +95,22 @@ def _local(name: str, given: str) -> Path:
     path = given.removeprefix("file:")
     if _SCHEME.match(path) or (path != given and not path.startswith("/")):
         raise InvalidConfigError(f"{name} = {given!r} is neither a path nor a URL: a URL begins as in s3://bucket")
-    return Path(path).expanduser().resolve()
+    return Path(os.path.abspath(Path(path).expanduser()))
 
 
-def _absolute(name: str, given: str) -> str:
+def _log_dirs(config: ClusterConfig) -> str:
+    """The place as brokers are to take it. Links stay: on their machines they may lead elsewhere.
+
+    Where the metadata lies elsewhere, only brokers need it. It matters not then whether this user may make it here.
+    """
+    given = config.log_dirs
     if "://" in given or "," in given:
-        raise InvalidConfigError(f"{name} = {given!r}: one local directory, under which each broker keeps its own")
-    path = _local(name, given)
+        raise InvalidConfigError(f"log.dirs = {given!r}: one local directory, under which each broker keeps its own")
+    path = _local("log.dirs", given)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidConfigError(f"{name} = {given!r} cannot be made: {error}") from None
+        if not config.metadata_dir or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise InvalidConfigError(f"log.dirs = {given!r} cannot be made: {error}") from None
+        logger.debug("log.dirs = %r cannot be made on this machine: %s", given, error)
     return str(path)

@@ -21,7 +21,6 @@ from spark_broker.errors import (
     InconsistentTopicIdError,
     KafkaStorageError,
     LogDirectoryLockedError,
-    LogDirectoryNotUsableError,
     SparkBrokerError,
     StorageRefusedError,
 )
@@ -40,14 +39,15 @@ from spark_broker.storage.directory_names import (
     PARTITION_FILE,
     PartitionDirectory,
     PartitionName,
+    check_fresh,
     derived_name,
     read_partition,
 )
-from spark_broker.storage.files import TEMPORARY_SUFFIX, make_directories, remove_leftovers, storage_error
-from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
+from spark_broker.storage.files import make_directories, remove_leftovers, storage_error
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.quarantine import QUARANTINE_FILE, read_quarantine
-from spark_broker.storage.slots import NOT_USABLE, SLOT_PREFIX, FailedSlots, check_new, usable_slots
+from spark_broker.storage.slots import SLOT_PREFIX, FailedSlots, check_new, usable, usable_slots
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.strays import DAMAGED, DIVERGED, Stray, set_aside_in, stray_suffix, strays_in
 
@@ -111,7 +111,7 @@ class LogDirectory:
         it is, or that is a copy of another one, is passed over and stays as it is: it concerns no other broker. So is
         one whose disk fails, but no new directory is made then: see `FailedSlots`.
         """
-        with _storage_errors(base_directory), _usable(base_directory):
+        with _storage_errors(base_directory), usable(base_directory):
             make_directories(fs, base_directory)
             failed = FailedSlots()
             slots = usable_slots(fs, base_directory, cluster_id, failed)
@@ -125,7 +125,7 @@ class LogDirectory:
                     holder = read_holder(path, fs=fs)
                     if holder is not None and superseded(holder):
                         return take_over(fs, path, holder, cluster_id=cluster_id, launch=launch, wait_ms=wait_ms)
-            failed.check()
+            failed.check(slots)
             return _claim_new(fs, base_directory, cluster_id, launch)
 
     def update(self, *, broker_id: int | None = None, port: int | None = None) -> None:
@@ -253,7 +253,7 @@ class LogDirectory:
                 self._names_unsynced = True
                 if not self.fs.is_directory(path):
                     self.fs.mkdir(path)
-                _check_fresh(self.fs, path)
+                check_fresh(self.fs, path)
                 write_checkpoint(path / PARTITION_FILE, [topic, topic_id, partition], fs=self.fs)
             elif (existing.topic, existing.topic_id, existing.partition) != (topic, topic_id, partition):
                 raise InconsistentTopicIdError(f"{path} belongs to {existing.topic} with id {existing.topic_id}")
@@ -288,7 +288,8 @@ class LogDirectory:
 
     def _readable(self, path: Path) -> PartitionDirectory | None:
         try:
-            return read_partition(path, fs=self.fs) if self.fs.is_directory(path) else None
+            is_ours = path.name[-1].isdecimal() and self.fs.is_directory(path)  # not `lost+found`
+            return read_partition(path, fs=self.fs) if is_ours else None
         except (DamagedLogError, OSError) as error:
             failure = error if isinstance(error, DamagedLogError) else storage_error(error, str(path))
             if isinstance(failure, StorageRefusedError):  # Out of descriptors, say: the list would not be whole.
@@ -309,10 +310,10 @@ class LogDirectory:
         return self._rename(partitions, lambda: f".{self.fs.unique_id()}{DELETED_SUFFIX}", self._doomed)
 
     def set_aside(
-        self, partitions: Iterable[PartitionName], now_ms: int
+        self, partitions: Iterable[PartitionName], now_ms: int, *, certain: bool
     ) -> tuple[list[Path], dict[PartitionName, SparkBrokerError]]:
         """As `unname_partitions`, but nothing finds the directories and removes them: they are strays from now on."""
-        return self._rename(partitions, lambda: stray_suffix(now_ms), self._aside)
+        return self._rename(partitions, lambda: stray_suffix(now_ms, certain=certain), self._aside)
 
     def _rename(
         self, partitions: Iterable[PartitionName], suffix: Callable[[], str], renamed: list[Path]
@@ -365,10 +366,17 @@ class LogDirectory:
 
     def unname_stray(self, stray: Stray) -> Path:
         """Give a replica that was set aside the name of a deleted one, durably. Returns its path, for `remove`."""
-        path = stray.replica.path
-        with self._errors_at(path):
-            target = path.with_name(derived_name(path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}"))
-            self.fs.rename(path, target)
+        return self._rename_stray(stray, stray.replica.path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}")
+
+    def date_stray(self, stray: Stray, now_ms: int) -> Path:
+        """Its time was not certain. It counts as set aside now, by a clock that was checked. Returns its new path."""
+        of = stray.replica
+        return self._rename_stray(stray, f"{of.topic}-{of.partition}", stray_suffix(now_ms, certain=True))
+
+    def _rename_stray(self, stray: Stray, name: str, suffix: str) -> Path:
+        target = stray.replica.path.with_name(derived_name(name, suffix))
+        with self._errors_at(target):
+            self.fs.rename(stray.replica.path, target)
             self.fs.sync_directory(self.path)
         return target
 
@@ -429,18 +437,6 @@ def _storage_errors(path: Path) -> Iterator[None]:
         raise storage_error(error, str(path)) from error
 
 
-@contextmanager
-def _usable(path: Path) -> Iterator[None]:
-    """Raise an error that names the user without rights, and the path. The start fails until the rights are granted."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NOT_USABLE:
-            raise
-        where = path if error.filename is None else error.filename
-        raise LogDirectoryNotUsableError(f"log.dirs {path}: {where}: {error.strerror} for {current_user()}") from error
-
-
 def _sync_names(fs: FileSystem, path: Path) -> None:
     """Sync the name of a directory that is used for the first time: its maker may have died before it synced."""
     fs.sync_directory(path.parent)
@@ -490,10 +486,3 @@ def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> L
     except BaseException:
         lock.release()
         raise
-
-
-def _check_fresh(fs: FileSystem, path: Path) -> None:
-    """A directory without PARTITION_FILE must be empty: its creation was not finished. Else raises DamagedLogError."""
-    held = [name for name in fs.list_directory(path) if not name.endswith(TEMPORARY_SUFFIX)]
-    if held:
-        raise DamagedLogError(f"{path} has lost its {PARTITION_FILE} and holds {held[0]}")

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from spark_broker.errors import DamagedLogError
 from spark_broker.model import FILE_NAME_BYTES_MAX
 from spark_broker.storage.checkpoints import read_checkpoint_as
+from spark_broker.storage.files import TEMPORARY_SUFFIX
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 
 PARTITION_FILE = "partition.json"
@@ -47,3 +49,10 @@ def derived_name(name: str, suffix: str) -> str:
         return name + suffix
     digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
     return f"{name[: FILE_NAME_BYTES_MAX - len(suffix) - len(digest) - 1]}~{digest}{suffix}"
+
+
+def check_fresh(fs: FileSystem, path: Path) -> None:
+    """A directory without PARTITION_FILE must be empty: its creation was not finished. Else raises DamagedLogError."""
+    held = [name for name in fs.list_directory(path) if not name.endswith(TEMPORARY_SUFFIX)]
+    if held:
+        raise DamagedLogError(f"{path} has lost its {PARTITION_FILE} and holds {held[0]}")

@@ -265,7 +265,11 @@ class LocalFileSystem:
         path.mkdir()
 
     def remove_tree(self, path: Path) -> None:
-        DESCRIPTORS.spared(lambda: shutil.rmtree(path))  # It may have removed a part of it the first time.
+        if path.is_symlink():  # Somebody has moved it to another disk: what is there goes, too.
+            self.remove_tree(path.resolve(strict=True))
+            path.unlink()
+        else:
+            DESCRIPTORS.spared(lambda: shutil.rmtree(path))  # It may have removed a part of it the first time.
 
     def list_directory(self, path: Path) -> list[str]:
         return sorted(DESCRIPTORS.spared(lambda: os.listdir(path)))

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from spark_broker.errors import DamagedLogError
+from spark_broker.errors import DamagedLogError, KafkaStorageError, LogDirectoryNotUsableError
 from spark_broker.storage.directory_meta import META_FILE, check_cluster
 from spark_broker.storage.directory_names import PARTITION_FILE
 from spark_broker.storage.files import is_refusal
-from spark_broker.storage.filesystem import FileSystem
+from spark_broker.storage.filesystem import FileSystem, current_user
 
 SLOT_PREFIX = "broker-"
 NOT_USABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 """Errors that an operator is to mend before any broker starts here."""
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Raise an error that names the user without rights, and the path. The start fails until the rights are granted."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NOT_USABLE:
+            raise
+        where = path if error.filename is None else error.filename
+        raise LogDirectoryNotUsableError(f"log.dirs {path}: {where}: {error.strerror} for {current_user()}") from error
 
 
 class FailedSlots:
@@ -29,23 +41,30 @@ class FailedSlots:
     """
 
     def __init__(self) -> None:
-        self._first: OSError | None = None
+        self._errors: dict[Path, OSError] = {}
 
     @contextmanager
     def passed_over(self, path: Path) -> Iterator[None]:
-        """The block tries to use this slot. Raises errors of rights and limits: they concern the other slots, too."""
+        """The block tries to use this slot. Raises errors of rights and limits: they concern the other slots, too.
+
+        A file system that a failing disk has made read-only concerns this slot alone.
+        """
         try:
             yield
         except OSError as error:
-            if error.errno in NOT_USABLE or is_refusal(error):
+            if (error.errno in NOT_USABLE and error.errno != errno.EROFS) or is_refusal(error):
                 raise
-            self._first = self._first or error
+            self._errors.setdefault(path, error)
             logger.error("%s is passed over, and its replicas are not served: %s", path, error)
 
-    def check(self) -> None:
-        """Raises the error of the first of them, if there is any."""
-        if self._first is not None:
-            raise self._first
+    def check(self, slots: Sequence[Path]) -> None:
+        """Raises the error of the first of them, if there is any. Where one of the `slots` has not failed, that is an
+        error of one disk, and the start of the broker is tried again.
+        """
+        for path, error in self._errors.items():
+            if any(slot not in self._errors for slot in slots):
+                raise KafkaStorageError(f"{path}: {error}") from error
+            raise error
 
 
 def usable_slots(fs: FileSystem, base_directory: Path, cluster_id: str, failed: FailedSlots) -> list[Path]:
@@ -57,6 +76,8 @@ def usable_slots(fs: FileSystem, base_directory: Path, cluster_id: str, failed: 
     owners: dict[str, Path] = {}  # by directory id
     for path in sorted(_slots(fs, base_directory), key=_slot_number):
         with failed.passed_over(path):
+            if not fs.exists(path):
+                raise FileNotFoundError(errno.ENOENT, "a link to a disk that is not mounted", str(path))
             if fs.is_directory(path) and _says_whose_it_is(fs, path, cluster_id, owners):
                 usable.append(path)
     return usable
@@ -82,9 +103,14 @@ def _says_whose_it_is(fs: FileSystem, path: Path, cluster_id: str, owners: dict[
 
 
 def check_new(fs: FileSystem, path: Path) -> None:
-    """A directory without META_FILE must not have replicas. Else raises DamagedLogError."""
-    if any(fs.exists(path / name / PARTITION_FILE) for name in fs.list_directory(path)):
-        raise DamagedLogError(f"{path} holds partitions and has lost its {META_FILE}")
+    """A directory without META_FILE must not have replicas. Else raises DamagedLogError.
+
+    What may not be looked into is none of ours: `lost+found` of a disk of its own.
+    """
+    for name in fs.list_directory(path):
+        with suppress(PermissionError):
+            if fs.exists(path / name / PARTITION_FILE):
+                raise DamagedLogError(f"{path} holds partitions and has lost its {META_FILE}")
 
 
 def _slots(fs: FileSystem, base_directory: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """Replicas that are set aside, under names that no partition has, and how one of them is brought back.
 
-<topic>-<partition>.<time, UTC>.stray    whole: the metadata neither knows the replica nor says that it may go
+<topic>-<partition>.<time, UTC>.stray    whole: the metadata neither knows the replica nor says that it may go. The time
+                                         ends with Z, or with U: nobody had checked the clock
 <topic>-<partition>.<n>.damaged          it has damaged bytes, or ends below what it had committed
 <topic>-<partition>.<n>.diverged         whole, and not what its leader has
 """
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 STRAY, DAMAGED, DIVERGED = "stray", "damaged", "diverged"
 _TIME = "%Y%m%dT%H%M%S%f"
-_STRAY = re.compile(r"\.(\d{8}T\d{12})Z\.stray$")
+_STRAY = re.compile(r"\.(\d{8}T\d{12})[ZU]\.stray$")
+_UNCHECKED = f"U.{STRAY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,16 @@ class Stray:
     kind: str
     since_ms: int
 
+    @property
+    def since_is_certain(self) -> bool:
+        """Whether the clock was checked when it was set aside."""
+        return not self.replica.path.name.endswith(_UNCHECKED)
 
-def stray_suffix(now_ms: int) -> str:
-    """The end of the name of a directory that is set aside now."""
+
+def stray_suffix(now_ms: int, *, certain: bool) -> str:
+    """The end of the name of a directory that is set aside now. `certain`: the clock was checked."""
     at = datetime.fromtimestamp(now_ms / 1000, UTC)
-    return f".{at.strftime(_TIME)}Z.{STRAY}"
+    return f".{at.strftime(_TIME)}{'Z.' + STRAY if certain else _UNCHECKED}"
 
 
 def set_aside_ms(name: str) -> int | None:

@@ -111,6 +111,25 @@ def test_a_stray_is_deleted_after_a_while_by_a_broker_whose_clock_is_believed(fi
     assert broker.directories() == []
 
 
+def test_a_stray_is_kept_as_long_when_the_clock_was_behind_as_it_was_set_aside(first: Broker) -> None:
+    """Story: a machine began a month behind, with older metadata. Its clock was set, and the replicas, perhaps the only
+    ones, counted as a month old.
+    """
+    broker = next_process(first)
+    forget(broker)
+    broker.lease.session_lost()
+    broker.apply()
+    broker.work()
+    assert strays(broker) == ["t"]
+    broker.ahead_ms = 5 * WEEK_MS
+    broker.lease.extend(broker.boottime_ms(), 10_000)
+    for passed_ms, kept in ((0, ["t"]), (WEEK_MS - 1000, ["t"]), (1001, [])):
+        broker.ahead_ms += passed_ms
+        broker.manager.delete_old_strays(WEEK_MS)
+        broker.work()
+        assert strays(broker) == kept
+
+
 def test_old_strays_wait_while_files_are_worked_on(first: Broker) -> None:
     """Story: maintenance waited for all work on files, and with it slow followers stayed in their ISRs."""
     broker = next_process(first)

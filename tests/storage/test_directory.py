@@ -331,6 +331,18 @@ def test_a_start_finds_a_deletion_that_was_cut_short(tmp_path: Path) -> None:
     assert not list(again.path.glob("*.deleted"))
 
 
+def test_a_partition_that_was_moved_to_another_disk_is_removed_there(tmp_path: Path) -> None:
+    """Story: a full disk was relieved by a link. What was deleted of it later stayed on the other disk for good."""
+    directory = claim(tmp_path / "logs")
+    path = directory.partition_directory("t", "id", 0)
+    moved = path.rename(tmp_path / "moved")
+    path.symlink_to(moved)
+    (doomed,), _ = directory.unname_partitions([PartitionName("t", 0, "id")])
+    directory.remove(doomed)
+    assert not moved.exists()
+    assert [name for name in directory.path.iterdir() if name.name.startswith("t-")] == []
+
+
 def test_one_directory_that_keeps_its_name_does_not_keep_others(tmp_path: Path) -> None:
     directory = claim(tmp_path)
     for number in range(3):
@@ -396,7 +408,7 @@ class Failing(LocalFileSystem):
         return super().open(path, flags)
 
 
-FAILURES = [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EUCLEAN]
+FAILURES = [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EUCLEAN, errno.EROFS]
 
 
 @pytest.mark.parametrize("error", FAILURES)
@@ -434,6 +446,38 @@ def test_a_directory_whose_disk_fails_keeps_no_other_broker_of_the_machine_from_
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["broker-0", "broker-1"]
     fs.bad = "mended"
     assert LogDirectory.claim(tmp_path, cluster_id="c", launch=2, fs=fs).path == first.path
+
+
+def test_a_link_to_a_disk_that_is_not_mounted_makes_no_new_broker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, base = tmp_path / "disk", tmp_path / "logs"
+    base.mkdir()
+    disk.mkdir()
+    (base / "broker-0").symlink_to(disk)
+    first, second = claim(base), claim(base)
+    first.release()
+    second.release()
+    disk.rename(tmp_path / "not mounted")
+    assert claim(base).path == second.path
+    assert f"{first.path} is passed over, and its replicas are not served" in caplog.text
+    with pytest.raises(KafkaStorageError, match="a disk that is not mounted"):
+        claim(base)
+    (tmp_path / "not mounted").rename(disk)
+    assert claim(base).meta.directory_id == first.meta.directory_id
+
+
+def test_what_a_new_disk_has_of_its_own_is_no_replica(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Story: `lost+found` is root's. No broker of the machine started on a disk that was mounted as `broker-0`."""
+    (tmp_path / "broker-0" / "lost+found").mkdir(parents=True)
+    fs = Failing()
+    fs.error = errno.EACCES
+    fs.bad = "/lost+found/partition.json/"
+    directory = LogDirectory.claim(tmp_path, cluster_id="c", launch=1, fs=fs)
+    assert directory.path.name == "broker-0"
+    directory.partition_directory("t", "id", 0)
+    assert [p.topic for p in directory.list_partitions()] == ["t"]
+    assert caplog.messages == []
 
 
 def test_a_limit_of_the_process_is_no_reason_to_pass_over_a_directory(tmp_path: Path) -> None:

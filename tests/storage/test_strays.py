@@ -21,7 +21,7 @@ NOW_MS = 1_795_693_500_123
 
 
 def test_the_name_says_since_when() -> None:
-    name = f"t-0{stray_suffix(NOW_MS)}"
+    name = f"t-0{stray_suffix(NOW_MS, certain=True)}"
     assert name == "t-0.20261126T114500123000Z.stray"
     assert set_aside_ms(name) == NOW_MS
     for other in ("t-0", "t-0.stray", "t-0.20261399T114500123000Z.stray", "t-0.0.damaged"):
@@ -33,7 +33,8 @@ def test_a_replica_that_is_set_aside_is_found_again_and_no_partition(tmp_path: P
     directory = LogDirectory.claim(tmp_path, cluster_id="c", launch=1)
     directory.partition_directory(topic, "id", 0)
     directory.partition_directory(topic, "id", 1)
-    (path,), kept = directory.set_aside([PartitionName(topic, 0, "id"), PartitionName(topic, 2, "id")], NOW_MS)
+    names = [PartitionName(topic, number, "id") for number in (0, 2)]
+    (path,), kept = directory.set_aside(names, NOW_MS, certain=True)
     assert not kept
     assert len(path.name) <= FILE_NAME_BYTES_MAX
     assert [found.partition for found in directory.list_partitions()] == [1]
@@ -51,7 +52,7 @@ def test_one_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pyt
     directory = LogDirectory.claim(tmp_path, cluster_id="c", launch=1)
     for number in (0, 1):
         directory.partition_directory("t", "id", number)
-    directory.set_aside([PartitionName("t", number, "id") for number in (0, 1)], NOW_MS)
+    directory.set_aside([PartitionName("t", number, "id") for number in (0, 1)], NOW_MS, certain=True)
     error = errno.EIO
 
     def fails(path: Path, *, fs: FileSystem) -> PartitionDirectory | None:

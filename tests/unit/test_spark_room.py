@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,6 +268,30 @@ def test_log_dirs_that_cannot_be_made_is_an_error_that_names_the_setting(tmp_pat
 
     with pytest.raises(InvalidConfigError, match=r"log\.dirs"):
         choose_directories(ClusterConfig(log_dirs=str(tmp_path / "file" / "below")), "app-1")
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS])
+def test_only_brokers_need_log_dirs_where_the_metadata_lies_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Story: a driver's pod had no volume for records, as the page says. Its cluster did not start."""
+    log_dirs = str(tmp_path / "srv" / "logs")
+
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    directories = choose_directories(ClusterConfig(log_dirs=log_dirs, metadata_dir="s3://bucket/cluster"), "app-1")
+    assert directories.log_dirs == log_dirs
+    with pytest.raises(InvalidConfigError, match="cannot be made"):
+        choose_directories(ClusterConfig(log_dirs=log_dirs), "app-1")
+
+
+def test_links_in_log_dirs_are_left_to_the_machines_of_the_brokers(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    config = ClusterConfig(log_dirs=str(tmp_path / "x" / ".." / "data" / "logs"))
+    assert choose_directories(config, "app-1").log_dirs == str(tmp_path / "data" / "logs")
 
 
 def test_clusters_are_found_by_their_log_directories(tmp_path: Path) -> None:

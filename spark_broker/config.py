@@ -142,7 +142,7 @@ class TopicConfig(Config):
     )
     retention_ms: int = setting(
         604_800_000,
-        "Delete sealed segments whose newest append is older than this; -1 keeps them. With delta.path this deletes rows of the table, too, but only if it is set for the topic or in [topic]. The leader goes by its own clock: what another appended, or itself in an earlier leader epoch, it keeps for twice controller.clock.skew.fence.ms longer, since that clock may have been so far behind.",
+        "Delete segments whose newest append is older than this; -1 keeps them. With delta.path the last segment stays, and this deletes rows of the table, too, but only if it is set for the topic or in [topic]. The leader goes by its own clock: what another appended, or itself in an earlier leader epoch, it keeps for twice controller.clock.skew.fence.ms longer, since that clock may have been so far behind.",
         at_least(-1),
     )
     retention_bytes: int = setting(

@@ -20,6 +20,7 @@ class LogConfig:
     retention_ms: int = 604_800_000
     retention_bytes: int = -1
     flush_messages: int = 2**63 - 1
+    deletes_last_segment: bool = True
 
     @classmethod
     def of_topic(cls, config: TopicConfig) -> LogConfig:
@@ -43,4 +44,5 @@ class LogConfig:
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
             flush_messages=config.flush_messages,
+            deletes_last_segment=not config.delta_path,
         )

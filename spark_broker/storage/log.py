@@ -71,13 +71,14 @@ class PartitionLog(FailingLog):
         self.config = config
         """May be replaced while the log is open."""
         self._schemas = schemas
-        self._segments = tuple(segments)
         self._log_start_offset = state.log_start_offset
         self._log_end_offset = segments[-1].next_offset if segments else state.log_start_offset
+        is_spent = self._log_start_offset == self._log_end_offset
+        self._segments = () if is_spent else tuple(segments)
         self._recovery_point = state.recovery_point
         self._saved_state = state
         self._directory_unsynced = False
-        self._below_start: list[Segment] = []  # Out of the log; they have files yet.
+        self._below_start = list(segments) if is_spent else []  # Out of the log; they have files yet.
         self._cut_lock = threading.RLock()
         self._indexes = indexes
         self._closed = False
@@ -396,7 +397,7 @@ class PartitionLog(FailingLog):
             self._save(self._saved_state.knowing(cleaned))
 
     def advance_log_start(self, offset: int) -> list[int]:
-        """Raise the log start; delete segments wholly below it, but never the last. Returns their base offsets.
+        """Raise the log start, and delete the segments wholly below it. Returns their base offsets.
 
         Raises OffsetOutOfRangeError if `offset` is past the log end. After StorageRefusedError, what is not deleted is
         out of the log, and each later call tries it again, also one with the same offset.
@@ -410,7 +411,7 @@ class PartitionLog(FailingLog):
             if offset > self._log_start_offset:
                 self._save(self._saved_state.at(offset, self._recovery_point))
                 self._log_start_offset = offset
-                count = sum(segment.next_offset <= offset for segment in self._segments[:-1])
+                count = sum(segment.next_offset <= offset for segment in self._segments)
                 self._below_start += self._segments[:count]
                 self._segments = self._segments[count:]
             return self._remove_below_start()
@@ -418,6 +419,7 @@ class PartitionLog(FailingLog):
     def _remove_below_start(self) -> list[int]:
         removed: list[int] = []
         while self._below_start:
+            self._below_start[0].close()
             unlink_files(self._fs, self.directory, self._below_start[0].base_offset)
             removed.append(self._below_start.pop(0).base_offset)
         if removed:
@@ -427,11 +429,11 @@ class PartitionLog(FailingLog):
     def retention_start(self, *, high_watermark: int, clock: RetentionClock) -> int:
         """Where the log would start if retention.ms (append time) and retention.bytes were applied now.
 
-        Only segments wholly below the high watermark would be deleted, and never the last.
+        Only segments wholly below the high watermark would be deleted.
         """
         segments = self._segments
         count = expired_segments(segments, self.config, high_watermark=high_watermark, clock=clock)
-        return max(segments[count].base_offset, self._log_start_offset) if count else self._log_start_offset
+        return max(segments[count - 1].next_offset, self._log_start_offset) if count else self._log_start_offset
 
     def flush(self) -> None:
         """Sync what is not synced and move the recovery point. May run beside appends.
@@ -470,7 +472,7 @@ class PartitionLog(FailingLog):
                     self._save_state()  # As in `open`: what is synced is synced, whether the file says so or not.
         finally:
             with self._cut_lock:
-                for segment in self._segments:
+                for segment in (*self._segments, *self._below_start):
                     segment.close()
                 self._unusable = self._unusable or KafkaStorageError(f"the log in {self.directory} is closed")
 

@@ -133,10 +133,24 @@ def _finish_deletions(fs: FileSystem, directory: Path) -> None:
 
 
 def _drop_below_log_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
-    """Delete segments wholly below the log start. Retention saves the log start before it deletes them."""
+    """Delete segments wholly below the log start. Retention saves the log start before it deletes them.
+
+    The last one may have lost one of its files already. If it has both, the log that is opened deletes it.
+    """
     while len(bases) > 1 and bases[1] <= log_start_offset:
         unlink_files(fs, directory, bases.pop(0))
+    if bases and _is_half_deleted(fs, directory, bases[-1], log_start_offset):
+        unlink_files(fs, directory, bases.pop())
     return bases
+
+
+def _is_half_deleted(fs: FileSystem, directory: Path, base_offset: int, log_start_offset: int) -> bool:
+    """Whether only the index is left, and says that all batches were below the log start."""
+    arrow_path, index_path = segment_paths(directory, base_offset)
+    count = fs.size_of(index_path) // ENTRY_BYTES
+    if base_offset >= log_start_offset or fs.size_of(arrow_path) >= 0 or count <= 0:
+        return False
+    return _next_offset(_index_of(fs, index_path, count * ENTRY_BYTES)) <= log_start_offset
 
 
 def _ends_with_mark(fs: FileSystem, path: Path, position: int) -> bool:

@@ -35,14 +35,14 @@ def expired_segments(
 ) -> int:
     """How many of the oldest segments to delete: wholly committed ones that are too old or beyond the size limit.
 
-    The age is by append time. By event time, a topic of old events would be deleted at once. The last segment always
-    stays, because it holds the log's end.
+    The age is by append time. By event time, a topic of old events would be deleted at once. Only its age deletes the
+    last segment, and not that of a topic with a table: who reads from there on would look for a record in the table.
     """
     size = sum(segment.size_bytes for segment in segments)
     count = 0
-    for segment in segments[:-1]:
+    for segment in segments if config.deletes_last_segment else segments[:-1]:
         too_old = 0 <= config.retention_ms < clock.age_ms(segment.last)
-        too_much = 0 <= config.retention_bytes <= size - segment.size_bytes
+        too_much = segment is not segments[-1] and 0 <= config.retention_bytes <= size - segment.size_bytes
         if segment.next_offset > high_watermark or not (too_old or too_much):
             break
         size -= segment.size_bytes

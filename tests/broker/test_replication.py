@@ -119,6 +119,42 @@ def test_a_follower_behind_the_log_start_begins_there_with_the_leaders_producers
     rig.stop()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_partition_whose_records_are_all_too_old_is_empty_and_goes_on(
+    tmp_path: Path, wait_until: WaitUntil, restart: bool
+) -> None:
+    """Story: what was in the last segment stayed readable for ever where nothing was appended any more."""
+    topic = TopicConfig(retention_ms=0)
+    rig = Rig(tmp_path, brokers=3, topic=topic)
+    rig.publish(0, 1, isr=(0, 1))
+    for n in range(3):
+        rig.brokers[0].append(b"%d" % n, epoch=0, producer_id=7, sequence=n).result(20)
+
+    def is_empty(broker: int) -> bool:
+        rig.brokers[0].partition.apply_retention()
+        partition = rig.brokers[broker].partition
+        bounds = (partition.replica.log_start_offset, partition.replica.log_end_offset)
+        return bounds == (3, 3) and not list(partition.log.directory.glob("*.arrow"))
+
+    for broker in (0, 1):
+        wait_until(lambda broker=broker: is_empty(broker), f"broker {broker} to delete everything")
+    if restart:
+        rig.stop()
+        rig = Rig(tmp_path, brokers=3, topic=topic)
+    rig.publish(isr=(1,), leader=1, leader_epoch=1, partition_epoch=1)
+    late = rig.brokers[2].partition.replica
+    wait_until(lambda: late.log_start_offset == 3, "a follower that had nothing to begin there")
+    assert rig.brokers[1].append(b"3", epoch=1, acks=1, producer_id=7, sequence=3).result(20) == 3
+    for broker in (0, 2):
+        replica = rig.brokers[broker].partition.replica
+        wait_until(lambda replica=replica: replica.log_end_offset == 4, "a follower to catch up")
+        assert replica.log_start_offset == 3
+        assert replica.producers == rig.brokers[1].partition.replica.producers
+    (frame,) = rig.brokers[1].partition.log.read(3, 1 << 20, 4)
+    assert (frame.header.base_offset, frame.header.base_sequence) == (3, 3)
+    rig.stop()
+
+
 def test_an_idle_follower_that_was_unfenced_after_its_last_fetch_still_joins_the_isr(
     tmp_path: Path, wait_until: WaitUntil
 ) -> None:

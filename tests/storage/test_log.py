@@ -283,7 +283,35 @@ def test_retention_goes_by_append_time_and_spares_what_is_not_committed(tmp_path
     assert log.retention_start(high_watermark=12, clock=RetentionClock(6000)) == 6
     assert apply_retention(log, high_watermark=12, clock=RetentionClock(6000)) == 6
     assert log.segment_base_offsets == (6, 9)
-    assert apply_retention(log, high_watermark=12, clock=RetentionClock(10**9)) == 9, "the last segment stays"
+    log.config = LogConfig(retention_ms=1000, deletes_last_segment=False)
+    assert apply_retention(log, high_watermark=12, clock=RetentionClock(10**9)) == 9, "that of a topic with a table"
+
+
+@pytest.mark.parametrize("start", StartKind)
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "killed before it is deleted"])
+def test_retention_deletes_the_last_segment_when_it_is_old(start: StartKind, deleted: bool) -> None:
+    """Story: the newest gigabyte of a topic whose producer had stopped was never deleted."""
+    fs, directory = sim_directory()
+    log = open_log(directory, config=LogConfig(retention_ms=1000), fs=fs)
+    for time_ms in (0, 100):
+        append_batch(log, append_time_ms=time_ms, roll=True, timestamp_us=9)
+    log.flush()
+    fs.on_operation = lambda operation: Fault(errno.EDQUOT) if operation.kind == "unlink" and not deleted else None
+    with nullcontext() if deleted else pytest.raises(StorageFullError):
+        apply_retention(log, high_watermark=6, clock=RetentionClock(2000))
+    fs.on_operation = None
+    assert (log.log_start_offset, log.log_end_offset, everything(log)) == (6, 6, [])
+    if start is StartKind.CLEAN:
+        log.close(clean=True)
+    fs = fs.crash_machine_keeping(0) if start is StartKind.MACHINE_CRASH else fs.crash_process()
+    log = open_log(directory, start, fs=fs)
+    assert (log.log_start_offset, log.log_end_offset, everything(log)) == (6, 6, [])
+    log.advance_log_start(6)
+    assert not [name for name in fs.list_directory(directory) if name.endswith((".arrow", ".index"))]
+    added = append_batch(log, roll=True, timestamp_us=1)
+    assert same(everything(log), [added])
+    log.close(clean=False)
+    assert same(everything(open_log(directory, StartKind.PROCESS_CRASH, fs=fs.crash_process())), [added])
 
 
 @pytest.mark.parametrize("kind", ["rename", "unlink"])

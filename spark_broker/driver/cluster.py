@@ -228,8 +228,8 @@ class BrokerCluster:
     def add_broker(self) -> int:
         """Start one more broker on a free executor, wait until it is live, and return its id.
 
-        Raises ClusterStartError where no executor is free, UnsupportedSparkError where it would take the last slot, and
-        NoThreadError.
+        Raises ClusterStartError where no executor is free or the broker does not come up in time, UnsupportedSparkError
+        where it would take the last slot, and NoThreadError. After an error the cluster does not go on trying.
         """
         self._check_open()
         if self._launcher.free_executors() == 0:
@@ -240,23 +240,31 @@ class BrokerCluster:
             check_slots(sc, cores, len(self._launcher.running()) + 1, _slots_taken(sc, self.metadata_dir))
         deadline = time.monotonic() + self._settings.cluster.broker_start_timeout_ms / 1000
         slot = self._launcher.add_slot()
-        return self._wait_live(lambda live: self._ids_in(slot, live), deadline)[0]
+        try:
+            return self._wait_live(lambda live: self._ids_in(slot, live), deadline, slot=slot)[0]
+        except BaseException:  # Ctrl-C, too. Whoever calls again would otherwise get two brokers.
+            self._launcher.give_up(slot)
+            raise
 
     def _ids_in(self, slot: int, live: list[BrokerStatus]) -> list[int]:
         launches = {placement.launch for placement in self._launcher.running() if placement.slot == slot}
         return [broker.id for broker in live if broker.launch in launches]
 
     def _wait_live(
-        self, find: Callable[[list[BrokerStatus]], T], deadline: float, tell: Callable[[int], None] = lambda _: None
+        self,
+        find: Callable[[list[BrokerStatus]], T],
+        deadline: float,
+        tell: Callable[[int], None] = lambda _: None,
+        slot: int | None = None,
     ) -> T:
-        """Wait until `find` finds something among the live brokers; returns it."""
+        """Wait until `find` finds something among the live brokers; returns it. `slot`: only this one is awaited."""
         pause = threading.Event()
         while True:
             live = self._controller.live_brokers()
             tell(len(live))
             if result := find(live):
                 return result
-            failure = self._launcher.fatal()
+            failure = self._launcher.fatal(slot)
             if failure is not None:
                 raise failure
             if self._launcher.session_over:
@@ -264,11 +272,12 @@ class BrokerCluster:
             if self._failure is not None:
                 raise self._failure
             if time.monotonic() > deadline:
-                raise ClusterStartError(f"{len(live)} brokers are live after broker.start.timeout.ms{self._why()}")
+                who = f"{len(live)} brokers are" if slot is None else "the broker is not"
+                raise ClusterStartError(f"{who} live after broker.start.timeout.ms{self._why(slot)}")
             pause.wait(POLL_S)
 
-    def _why(self) -> str:
-        failures = self._launcher.failures()
+    def _why(self, slot: int | None) -> str:
+        failures = self._launcher.failures(slot)
         last = str(failures[-1]) if failures else self._launcher.trouble
         return f"; the last failure was: {last}" if last else "; none has failed, they are slow or wait"
 

@@ -71,6 +71,7 @@ class Placement:
 class LaunchFailure:
     """The end of a launch that was meant to go on."""
 
+    slot: int
     launch: int
     executor_id: str
     outcome: BrokerOutcome
@@ -98,6 +99,7 @@ class BrokerLauncher:
         self._stopping = False
         self._session_over = False
         self._slots: list[Worker] = []
+        self._wanted: set[int] = set()  # slots that are to have a broker
         self._taken: dict[int, Executor] = {}  # by slot; invariant: distinct executors, unless the host shares one
         self._running: dict[int, Placement] = {}  # by slot
         self._moving: set[int] = set()  # running launches that leave an executor which Spark takes away
@@ -135,8 +137,24 @@ class BrokerLauncher:
         with self._changed:
             invariant(not self._stopping, "a slot is added to a launcher that stops")
             slot = len(self._slots)
-            self._slots.append(begin(f"broker-slot-{slot}", BeginAgain(self._is_over), lambda: self._keep(slot)))
+            fate = BeginAgain(lambda: self._ends(slot))
+            # Its thread waits for the lock.
+            self._slots.append(begin(f"broker-slot-{slot}", fate, lambda: self._keep(slot)))
+            self._wanted.add(slot)
         return slot
+
+    def give_up(self, slot: int) -> None:
+        """Launch nothing more in the slot, and ask a broker that runs or comes up there to leave.
+
+        Raises NoThreadError: that one stays until it ends, and no other follows it.
+        """
+        with self._changed:
+            self._wanted.discard(slot)
+            self._changed.notify_all()
+            placement = self._running.get(slot)
+            if placement is not None:
+                launch = placement.launch
+                begin(f"leave-{launch}", BeginAgain(self._is_over), lambda: self._leave(launch))
 
     @property
     def needs_executors(self) -> bool:
@@ -154,9 +172,12 @@ class BrokerLauncher:
         return self._host.executors()
 
     def free_executors(self) -> int:
-        """Executors without a broker. A host that shares its executor always has room."""
+        """Executors that no slot has, or waits for. A host that shares its executor always has room."""
         with self._changed:
-            return 1 if self._host.shared_executor else len(self._free())
+            if self._host.shared_executor:
+                return 1
+            # A slot has no executor while it pauses before its next launch, which needs one all the same.
+            return max(len(self._free()) - len(self._wanted - self._taken.keys()), 0)
 
     def running(self) -> list[Placement]:
         """The launches that run now."""
@@ -172,19 +193,22 @@ class BrokerLauncher:
             brokers = sum(slot.is_alive() for slot in self._slots)
         return min(brokers, 1) if self._host.shared_executor else brokers
 
-    def failures(self) -> list[LaunchFailure]:
-        """The last few launches that did not last, oldest first."""
+    def failures(self, slot: int | None = None) -> list[LaunchFailure]:
+        """The last few launches that did not last, oldest first. `slot`: only those of this slot."""
         with self._changed:
-            return list(self._failures)
+            return [failure for failure in self._failures if slot is None or failure.slot == slot]
 
     @property
     def trouble(self) -> str:
         """What last went wrong with the tasks that keep brokers; empty: nothing did."""
         return self._host.trouble
 
-    def fatal(self) -> SparkBrokerError | None:
-        """The last failure's error if no repetition can help, as with another cluster's directory; else None."""
-        failures = self.failures()
+    def fatal(self, slot: int | None = None) -> SparkBrokerError | None:
+        """The last failure's error if no repetition can help, as with another cluster's directory; else None.
+
+        `slot`: only its own failures count. Those of others may be long over.
+        """
+        failures = self.failures(slot)
         return _fatal_error(failures[-1].outcome) if failures else None
 
     @property
@@ -217,7 +241,7 @@ class BrokerLauncher:
 
     def _keep(self, slot: int) -> None:
         backoff_s = BACKOFF_FIRST_S
-        while not self._is_over():
+        while not self._ends(slot):
             executor = self._claim(slot)
             if executor is None:
                 continue
@@ -231,18 +255,20 @@ class BrokerLauncher:
                 lasted = time.monotonic() - began >= LASTED_S
                 self._release(slot, lasted=lasted)
             if outcome is not None and outcome.reason == STOPPED:
-                return  # a controlled shutdown: this broker, or the whole cluster, is meant to be gone
+                break  # a controlled shutdown: this broker, or the whole cluster, is meant to be gone
             if lasted:
                 backoff_s = BACKOFF_FIRST_S
-            self._pause(backoff_s)
+            self._pause(slot, backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+        with self._changed:
+            self._wanted.discard(slot)
 
     def _launch(self, slot: int, executor: Executor) -> BrokerOutcome:
         launch = self._controller.new_launch()
         spec = self._make_spec(launch, executor)
         logger.info("launch %d starts on executor %s (%s)", launch, executor.id, executor.host)
         with self._changed:
-            if self._stopping:
+            if self._stopping or slot not in self._wanted:
                 return BrokerOutcome(reason=STOPPED)
             spec = dataclasses.replace(spec, replaces=tuple(self._over))
             self._running[slot] = Placement(slot, launch, executor)
@@ -258,19 +284,18 @@ class BrokerLauncher:
         if outcome.reason == STOPPED:
             logger.info("launch %d on executor %s ended in order", launch, executor.id)
             return BrokerOutcome(reason=MOVED) if moves else outcome
-        self._note_end(launch, executor, outcome)
+        self._note_end(LaunchFailure(slot, launch, executor.id, outcome))
         return outcome
 
-    def _note_end(self, launch: int, executor: Executor, outcome: BrokerOutcome) -> None:
+    def _note_end(self, failure: LaunchFailure) -> None:
         with self._changed:
             expected = self._stopping
             if not expected:
-                failure = LaunchFailure(launch, executor.id, outcome)
                 self._failures.append(failure)
                 self._changed.notify_all()
                 logger.warning("%s", failure)
         if not expected:
-            self._report_loss(launch)
+            self._report_loss(failure.launch)
 
     def _leave(self, launch: int) -> None:
         """Ask the launch's broker to leave, until the launch has ended. It may not have registered yet, or the
@@ -302,9 +327,9 @@ class BrokerLauncher:
 
     def _claim(self, slot: int) -> Executor | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over() or self._free(), EXECUTOR_WAIT_S)
+            self._changed.wait_for(lambda: self._ends(slot) or self._free(), EXECUTOR_WAIT_S)
             free = self._free()
-            if self._is_over() or not free:
+            if self._ends(slot) or not free:
                 return None
             chosen = self._most_distant(free)
             self._taken[slot] = chosen
@@ -338,9 +363,14 @@ class BrokerLauncher:
         with self._changed:
             return self._stopping or self._session_over
 
-    def _pause(self, seconds: float) -> None:
+    def _ends(self, slot: int) -> bool:
+        """Whether the slot launches nothing any more."""
         with self._changed:
-            self._changed.wait_for(self._is_over, seconds)
+            return slot not in self._wanted or self._is_over()
+
+    def _pause(self, slot: int, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends(slot), seconds)
 
 
 def _fatal_error(outcome: BrokerOutcome) -> SparkBrokerError | None:

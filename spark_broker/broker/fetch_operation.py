@@ -11,7 +11,7 @@ from spark_broker.broker.partition_reader import PartitionRead
 from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
-from spark_broker.errors import LogTruncationError, SparkBrokerError
+from spark_broker.errors import LogTruncationError, OffsetMovedToTieredStorageError, SparkBrokerError
 from spark_broker.protocol.frame import encode_frames, pack_header
 from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse, FileExtent
 from spark_broker.protocol.wire import Buffer
@@ -104,7 +104,7 @@ class FetchOperation:
             try:
                 answer, parts = self._read_partition(request, wanted, max(budget, 1))
             except SparkBrokerError as error:
-                answers.append(refused(wanted, error))
+                answers.append(self._refusal(wanted, error))
                 done = True
                 continue
             answers.append(answer)
@@ -113,6 +113,17 @@ class FetchOperation:
             payload += parts
             size += answer.length + sum(extent.length for extent in answer.extents)
         return answers, payload, size, done
+
+    def _refusal(self, wanted: FetchPartition, error: SparkBrokerError) -> FetchedPartition:
+        """A reader that is sent to the table learns where the log begins: from there on it may have more."""
+        if not isinstance(error, OffsetMovedToTieredStorageError):
+            return refused(wanted, error)
+        try:
+            reader = self._manager.partition(wanted.topic_id, wanted.partition).reader
+            log_start, _ = reader.offsets(wanted.leader_epoch)
+        except SparkBrokerError as since:
+            return refused(wanted, since)  # This broker leads no more: the next leader's log may begin elsewhere.
+        return refused(wanted, error, log_start)
 
     def _read_partition(
         self, request: FetchRequest, wanted: FetchPartition, max_bytes: int
@@ -162,11 +173,11 @@ def _extent(run: StoredRun) -> FileExtent:
     return FileExtent(str(run.path), *run.file_id, run.position, run.length)
 
 
-def refused(wanted: FetchPartition, error: SparkBrokerError) -> FetchedPartition:
+def refused(wanted: FetchPartition, error: SparkBrokerError, log_start: int = -1) -> FetchedPartition:
     """The answer about a partition that cannot be read."""
     key = (wanted.topic_id, wanted.partition)
     if not isinstance(error, LogTruncationError):
-        return FetchedPartition(*key, error.code, error.message[:1000])
+        return FetchedPartition(*key, error.code, error.message[:1000], log_start_offset=log_start)
     return FetchedPartition(
         *key,
         error.code,

@@ -56,6 +56,20 @@ class TopicView:
         return min(end, max(self.history.starts[partition], self.deleted_before(partition))), end
 
     @property
+    def has_refused(self) -> bool:
+        """Whether the topic's table lacks records: its own rules have refused them. The log may still have them."""
+        return self.history is not None and self.history.quarantined > 0
+
+    def from_table(self, partition: int, log_start: int) -> tuple[int, int]:
+        """The offsets that a reader takes from the table: first, and end (exclusive).
+
+        `log_start`: where the partition's log begins; -1: not known. From there on, the log also has what the table has
+        refused.
+        """
+        start, end = self.history_of(partition)
+        return start, max(start, min(end, log_start)) if self.has_refused and log_start >= 0 else end
+
+    @property
     def tierer(self) -> str:
         """The application as which the topic's tierers write to its table."""
         return f"{TIERER}{self.cluster_id}/{self.topic_id}"

@@ -228,7 +228,7 @@ class LeaderFetches:
             position.high_watermark = answer.response.high_watermark
             position.add(answer.fetched)
         elif meaning_of(answer.error) is not Meaning.TRUNCATED:
-            self._failed(position, answer.error, now_ms)
+            self._failed(position, answer.error, now_ms, answer.response.log_start_offset)
         elif position.buffer:
             # What was fetched before is handed out first. It was committed when it was read.
             self.back_off(position, now_ms)
@@ -236,12 +236,13 @@ class LeaderFetches:
             position.truncated(answer.diverging)
             self.truncated.append(position)
 
-    def _failed(self, position: PartitionPosition, error: SparkBrokerError, now_ms: float) -> None:
+    def _failed(self, position: PartitionPosition, error: SparkBrokerError, now_ms: float, log_start: int = -1) -> None:
+        """`log_start`: where the partition's log begins; -1: not known."""
         match meaning_of(error):
             case Meaning.OUT_OF_RANGE:
                 self._out_of_range(position, error, now_ms)
             case Meaning.TIERED:
-                self._turn_to_history(position, now_ms)
+                self._turn_to_history(position, log_start, now_ms)
             case Meaning.RETRY:
                 self.back_off(position, now_ms)
                 self.refresh_wanted = self.refresh_wanted or error.refresh_metadata
@@ -264,10 +265,10 @@ class LeaderFetches:
             self.refresh_wanted = True  # A deletion may be newer than what the view shows of the topic's history.
             position.find_start(self._reset)
 
-    def _turn_to_history(self, position: PartitionPosition, now_ms: float) -> None:
+    def _turn_to_history(self, position: PartitionPosition, log_start: int, now_ms: float) -> None:
         """Read the topic's table, once metadata shows that it has the offset."""
         topic = self.view.topic(position.tp.topic)
-        start, end = (0, 0) if topic is None else topic.history_of(position.tp.partition)
+        start, end = (0, 0) if topic is None else topic.from_table(position.tp.partition, log_start)
         if start <= position.fetch_offset < end:
             position.history_end = end
         else:

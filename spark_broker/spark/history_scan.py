@@ -169,12 +169,7 @@ class _HistoryScan:
         return self._rows(table, parts, rest).unionByName(rest)
 
     def _split(self, wanted: Mapping[int, Wanted], recorded: TopicView) -> Split:
-        return split(wanted, self._recorded(recorded), has_refused=self._has_refused)
-
-    @property
-    def _has_refused(self) -> bool:
-        """Whether the table lacks records: its own rules have refused them."""
-        return self.topic.history is not None and self.topic.history.quarantined > 0
+        return split(wanted, self._recorded(recorded), has_refused=self.topic.has_refused)
 
     def _report(self, lost: Mapping[int, HistoryRange]) -> None:
         for number, part in lost.items():
@@ -200,7 +195,7 @@ class _HistoryScan:
 
     def planned(self, reach: Mapping[int, tuple[int, int]]) -> dict[int, Wanted]:
         """These offsets, from one up to another (exclusive). Where the logs begin is asked only if it counts."""
-        logs = self._logs(reach) if self._has_refused else {}
+        logs = self._logs(reach) if self.topic.has_refused else {}
         log_starts = {tp.partition: info.log_start_offset for tp, info in logs.items()}
         return {
             number: Wanted(start, end, log_starts.get(number, 0), from_earliest=False)

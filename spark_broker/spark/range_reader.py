@@ -117,11 +117,13 @@ class RangeReader:
             self._drop_session()
 
     def _tiered_end(self, error: SparkBrokerError) -> int:
-        """Up to where (exclusive) the topic's table has what the log has no more; the position: it has nothing."""
+        """Up to where (exclusive) the topic's table is read, before the log; the position: it is not read."""
         if meaning_of(error) is not Meaning.TIERED:
             return self._position
         self._metadata.refresh(self._deadline)
-        start, end = self._topic().history_of(self._part.partition)
+        topic = self._topic()
+        log_start = self._log_now().log_start_offset if topic.has_refused else -1
+        start, end = topic.from_table(self._part.partition, log_start)
         return min(end, self._part.end) if start <= self._position < end else self._position
 
     def _from_history(self, end: int) -> Iterator[list[ConsumedBatch]]:

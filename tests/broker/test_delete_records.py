@@ -7,11 +7,15 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.broker.fetch_operation import FetchOperation
 from spark_broker.broker.notifier import Notifier
+from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.replica import LeaderAndIsr, Role
 from spark_broker.errors import (
@@ -22,8 +26,10 @@ from spark_broker.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.protocol.messages import FetchPartition, FetchRequest
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import BIG, LonePartition
+from tests.broker.rig import TOPIC_ID
 from tests.conftest import WaitUntil
 from tests.support.process_cluster import ProcessCluster
 
@@ -197,6 +203,25 @@ def test_what_is_in_the_table_alone_is_not_out_of_range(tmp_path: Path) -> None:
         assert lone.partition.reader.read(-1, 4, 1 << 20, read_committed=True).frames
         with pytest.raises(OffsetOutOfRangeError):
             lone.partition.reader.read(-1, 7, 1 << 20, read_committed=True)
+
+
+def test_who_is_sent_to_the_table_hears_where_the_log_begins(tmp_path: Path) -> None:
+    """From there on the log also has the records that the table has refused."""
+    lone = LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "delta.path": "/lake"})
+    for number in range(6):
+        lone.write(b"x" * BIG, sequence=number, transactional=False)
+    topic = replace(lone.topic, history=TopicHistory(starts=(0,), ends=(6,)))
+    leads = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
+    lone.partition.assign(leads, topic, {0: 1})
+    lone.partition.advance_log_start(4)
+    hosted = SimpleNamespace(find=lambda *_: lone.partition, partition=lambda *_: lone.partition)
+    operation = FetchOperation(cast("ReplicaManager", hosted))
+    wanted = FetchPartition(TOPIC_ID, 0, leader_epoch=-1, offset=1, max_bytes=1 << 20)
+    operation.received(FetchRequest(1, 0, 1, 1 << 20, [wanted]), 0)
+    answer = operation.try_answer(0, 1 << 20)
+    assert answer is not None
+    (said,) = answer.response.partitions
+    assert (said.error_code, said.log_start_offset) == (OffsetMovedToTieredStorageError.code, 4)
 
 
 @pytest.mark.parametrize(

@@ -440,14 +440,16 @@ class FakeCluster:
     def _read_all(self, broker: int, request: FetchRequest) -> tuple[list[FetchedPartition], list[bytes]]:
         answers, payload = [], []
         for wanted in request.partitions:
+            log_start = -1
             try:
                 topic, part = self.led(broker, wanted.topic_id, wanted.partition, wanted.leader_epoch)
+                log_start = part.log_start_offset
                 if wanted.offset < part.log_start_offset and topic.has_in_table(wanted.partition, wanted.offset):
                     raise OffsetMovedToTieredStorageError(f"{wanted.offset} is in the table")
                 read = self._read(part, wanted, request.read_committed)
                 frames = [frame for frame in read if not part.left_out(frame.header, request.read_committed)]
             except SparkBrokerError as error:
-                answers.append(refused(wanted, error))
+                answers.append(refused(wanted, error, log_start))
                 continue
             if request.columns is not None:
                 frames = [_projected(topic, frame, request.columns) for frame in frames]

@@ -152,6 +152,20 @@ def test_a_time_finds_a_record_that_the_log_has_and_the_table_lacks(
         assert admin.list_offsets({T0: moment}) == {T0: LOG_START}
 
 
+@pytest.mark.parametrize("start", [0, 19])
+def test_what_the_table_has_refused_is_read_where_the_log_has_it(
+    cluster: FakeCluster, table: Path, consumer: Consumer, start: int
+) -> None:
+    """Story: a consumer that began below the log read the table to its end. It never had the record, and its group
+    passed it for good."""
+    DeltaTable(str(table)).delete(f"_offset = {LOG_START + 4}")
+    cluster.topics["t"].history = HistoryMetadata(table_id(table), 2, 2, [0], [BOUNDARY], quarantined=1)
+    consumer.assign([T0])
+    consumer.seek(T0, start)
+    expected = [n for n in EVERYTHING if n >= start]
+    assert read(consumer, len(expected)) == expected
+
+
 @pytest.mark.usefixtures("table")
 def test_a_time_finds_no_deleted_record_that_is_still_in_the_table(cluster: FakeCluster, consumer: Consumer) -> None:
     """The tierer's next run deletes the rows. A consumer with auto.offset.reset=latest would go on from there at the

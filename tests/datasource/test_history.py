@@ -431,6 +431,35 @@ def test_what_the_table_has_refused_comes_from_the_log(
     assert delta.of_log == [{0: (first, 50)}, {0: (max(first, log_start), -1)}]
 
 
+@pytest.fixture
+def refused(cluster: FakeCluster, table: Path) -> int:
+    """A record that the table has refused, and the log still has."""
+    offset = LOG_START + 4
+    DeltaTable(str(table)).delete(f"_offset = {offset}")
+    topic = cluster.topics["t"]
+    topic.history = HistoryMetadata(table_id(table), 2, 2, [0], [BOUNDARY], quarantined=1)
+    return offset
+
+
+@pytest.mark.usefixtures("refused")
+@pytest.mark.parametrize("start", [0, 19])
+def test_what_the_table_has_refused_is_read_where_the_log_has_it(
+    read: MakeRead, stream: MakeStream, start: int
+) -> None:
+    """Story: who began below the log read the table to its end, and never had the record."""
+    expected = [n for n in EVERYTHING if n >= start]
+    assert read(subscribe="t", startingOffsets=offsets(start)).table()["n"].to_pylist() == expected
+    assert stream(subscribe="t", startingOffsets=offsets(start)).numbers() == expected
+
+
+def test_what_the_table_has_refused_is_missing_once_the_log_has_it_no_more(
+    cluster: FakeCluster, refused: int, read: MakeRead
+) -> None:
+    cluster.topics["t"].partitions[0].log_start_offset = 40
+    expected = [n for n in EVERYTHING if n != refused and not BOUNDARY <= n < 40]
+    assert read(subscribe="t", failOnDataLoss="false").table()["n"].to_pylist() == expected
+
+
 def log_part(cluster: FakeCluster, delta: DeltaSession, read: MakeRead, **options: str) -> Callable[[], Read]:
     """What `read_topic` reads from the log: planned when the frame is first used."""
     given = {"bootstrap.servers": cluster.bootstrap, **options}

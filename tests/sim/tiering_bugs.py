@@ -152,8 +152,8 @@ def begin_at_the_log_start(patch: Patch) -> None:
 def take_tiered_offsets_for_deleted(patch: Patch) -> None:
     """A reader whose offset is only in the table begins anew."""
 
-    def buggy(self: LeaderFetches, position: PartitionPosition, now_ms: float) -> None:
-        del now_ms
+    def buggy(self: LeaderFetches, position: PartitionPosition, log_start: int, now_ms: float) -> None:
+        del log_start, now_ms
         position.find_start(self._reset)
 
     patch.setattr(LeaderFetches, "_turn_to_history", buggy)

@@ -106,7 +106,8 @@ class FetchedPartition(Message, frozen=True):
     `next_offset`: where to read on, past batches that were left out (markers, aborted transactions); -1 with an error.
     `next_epoch`: the leader epoch of the batch before `next_offset`; -1: there is none. With LOG_TRUNCATION, the log
     and what was read diverge at the reader's own end of `diverging_epoch`, or at `diverging_end_offset`, whichever is
-    smaller. With `extents`, the payload has only the batches' headers. Their messages are in the files, in this order.
+    smaller. With OFFSET_MOVED_TO_TIERED_STORAGE, `log_start_offset` is set. With `extents`, the payload has only the
+    batches' headers. Their messages are in the files, in this order.
     """
 
     topic_id: TopicId

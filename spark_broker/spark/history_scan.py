@@ -212,7 +212,7 @@ class _HistoryScan:
 
     def _resolved(self, bound: Bound, logs: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, int]:
         check_named(bound, list(logs))
-        return resolve_bound(self.metadata, self.read, bound, logs, [self.topic], self.deadline)
+        return resolve_bound(self.metadata, self.read, bound, logs, [self.topic])
 
     def _table(self) -> DataFrame:
         """The table as it is now, also for later queries of the frame. Raises InvalidDataError where it cannot be read,

@@ -42,8 +42,8 @@ def plan_tasks(
     partitions = partitions_of(options.selection, topics)
     check_named(options.end, partitions)
     infos = _look_up(metadata, options, all_at(partitions, LATEST), deadline, sizes=True)
-    starts = resolve_starts(metadata, options, infos, topics, deadline)
-    ends = resolve_bound(metadata, options, options.end, infos, topics, deadline)
+    starts = resolve_starts(metadata, options, infos, topics)
+    ends = resolve_bound(metadata, options, options.end, infos, topics)
     ranges = []
     for tp in partitions:
         if starts[tp] > ends[tp] and isinstance(options.start, ByOffset) and isinstance(options.end, ByOffset):
@@ -95,11 +95,11 @@ def with_others(read: ReadOptions, topic: TopicView) -> ReadOptions:
 
 
 def resolve_starts(
-    metadata: ClusterMetadata, options: ReadOptions, infos: Infos, topics: Sequence[TopicView], deadline: Deadline
+    metadata: ClusterMetadata, options: ReadOptions, infos: Infos, topics: Sequence[TopicView]
 ) -> dict[TopicPartition, int]:
-    """The first offset to read of each partition. Raises as `plan_ranges` does."""
+    """The first offset to read of each partition. Raises as `plan_tasks` does."""
     check_named(options.start, list(infos))
-    return resolve_bound(metadata, options, options.start, infos, topics, deadline)
+    return resolve_bound(metadata, options, options.start, infos, topics)
 
 
 def _look_up(
@@ -139,11 +139,11 @@ def resolve_bound(
     bound: Bound,
     logs: Infos,
     topics: Sequence[TopicView],
-    deadline: Deadline,
 ) -> dict[TopicPartition, int]:
     """The offset of each partition that a bound stands for; what is in a topic's table counts as part of its log.
 
-    `logs`: of the partitions to resolve. Raises as `plan_ranges` does.
+    `logs`: of the partitions to resolve. Raises as `plan_tasks` does. Brokers have default.api.timeout.ms for their
+    answer, however long tables took before.
     """
     topics = newest(metadata, topics)
     infos = whole(logs, topics)
@@ -156,6 +156,7 @@ def resolve_bound(
             return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
         case ByTimestamp():
             times_us = {tp: bound.of(tp) for tp in infos}
+            deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
             offsets = _look_up(metadata, options, times_us, deadline)
             named = {topic.name: topic for topic in newest(metadata, topics)}
             first = first_in_tables(named, times_us, offsets)

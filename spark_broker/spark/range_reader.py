@@ -129,6 +129,7 @@ class RangeReader:
     def _from_history(self, end: int) -> Iterator[list[ConsumedBatch]]:
         """Read from the position up to `end` in the topic's table."""
         reader = HistoryReader(self._topic())
+        self._deadline = self._next_deadline()  # It is for brokers: opening the table may have taken longer.
         recorded = self._metadata.as_recorded(self._topic(), self._deadline)
         try:
             check_start(recorded, self._part.partition, self._position)

@@ -52,7 +52,7 @@ class StreamSession:
         deadline = self._deadline()
         topics = selected_topics(self._metadata, self._options.selection, deadline)
         infos = self._look_up(partitions_of(self._options.selection, topics), deadline)
-        starts = resolve_starts(self._metadata, self._options, infos, topics, deadline)
+        starts = resolve_starts(self._metadata, self._options, infos, topics)
         return StreamOffset(starts, {topic.name: topic.topic_id for topic in topics})
 
     def logs(self, position: StreamOffset | None) -> dict[TopicPartition, LogRange]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_broker.client import history_reader
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.delta_rows import DeltaRows
 from spark_broker.errors import (
     InconsistentTopicIdError,
     InvalidConfigError,
@@ -23,7 +25,7 @@ from spark_broker.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.protocol.messages import HistoryMetadata
+from spark_broker.protocol.messages import CallRequest, HistoryMetadata
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, LOG_COLUMNS
 from spark_broker.spark import history_scan
 from spark_broker.spark.history_split import HistoryRange, Split
@@ -429,6 +431,47 @@ def test_what_the_table_has_refused_comes_from_the_log(
         return
     assert delta.of_table == [{0: HistoryRange(3, table_end)}, {0: HistoryRange(0, table_end)}]
     assert delta.of_log == [{0: (first, 50)}, {0: (max(first, log_start), -1)}]
+
+
+TIMEOUT_MS = 1000
+
+
+@pytest.fixture
+def slow_table(cluster: FakeCluster, table: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """It takes longer to open than brokers may take to answer. They do so after a moment."""
+
+    def open_slowly(topic: TopicView) -> DeltaRows:
+        threading.Event().wait(1.2 * TIMEOUT_MS / 1000)
+        return DeltaRows(topic)
+
+    def answer_later(broker: int, request: CallRequest) -> None:
+        del broker, request
+        threading.Event().wait(0.02)
+
+    cluster.call_hook = answer_later
+    monkeypatch.setattr(history_reader, "DeltaRows", open_slowly)
+    return table
+
+
+@pytest.mark.usefixtures("slow_table")
+def test_a_table_that_opens_slowly_is_no_fault_of_a_broker(
+    cluster: FakeCluster, read: MakeRead, stream: MakeStream
+) -> None:
+    """Story: a table of ten thousand commits on S3. Each try failed, and named a broker that had answered at once."""
+    patience = {"default.api.timeout.ms": str(TIMEOUT_MS)}
+    whole = read(subscribe="t", **patience)
+    lenient = read(subscribe="t", failOnDataLoss="false", **patience)
+    assert whole.table()["n"].to_pylist() == EVERYTHING
+    assert stream(subscribe="t", startingOffsets="earliest", **patience).numbers() == EVERYTHING
+    cluster.topics["t"].log_starts = [12]
+    assert lenient.table()["n"].to_pylist() == list(range(12, END))
+
+
+@pytest.mark.usefixtures("slow_table")
+def test_times_are_found_in_a_table_that_opens_slowly(read: MakeRead) -> None:
+    first, end = (str(APPEND_TIME_MS - (BOUNDARY - offset) * HOUR_MS) for offset in (3, 12))
+    options = {"startingTimestamp": first, "endingTimestamp": end, "default.api.timeout.ms": str(TIMEOUT_MS)}
+    assert read(subscribe="t", **options).table()["n"].to_pylist() == [n for n in EVERYTHING if 3 <= n < 12]
 
 
 @pytest.fixture

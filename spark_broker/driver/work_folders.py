@@ -7,6 +7,7 @@ real one and a `work` of its own. Each executor's folder there has its logs and 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -51,9 +52,16 @@ def users_directory(variable: str, otherwise: str) -> Path:
 def use_own_folder() -> None:
     """Let the JVM that this process is about to start put executors' folders into the state directory.
 
-    A SPARK_HOME that the user has set stays. Folders that nobody needs any more are removed.
+    A SPARK_HOME that the user has set stays. Folders that nobody needs any more are removed. Where the state directory
+    cannot be written, the folders stay in Spark's own: where logs are put is no reason not to start.
     """
-    homes = state_directory() / "spark-homes"
+    try:
+        _use(state_directory() / "spark-homes")
+    except (OSError, InvalidConfigError) as error:
+        logger.warning("executors' folders stay in Spark's own directory: %s", error)
+
+
+def _use(homes: Path) -> None:
     given = os.environ.get("SPARK_HOME")
     if given is not None and not Path(given).is_relative_to(homes):
         return
@@ -70,7 +78,10 @@ def use_own_folder() -> None:
 
 def _link(spark: Path, home: Path) -> None:
     """Make `home` a directory with a link to each entry of Spark's own, other than the place of work."""
-    (home / WORK).mkdir(parents=True, exist_ok=True)
+    work = home / WORK
+    work.mkdir(parents=True, exist_ok=True)
+    if not os.access(work, os.W_OK | os.X_OK):  # Another user may have made it.
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(work))
     wanted = {entry.name: entry for entry in spark.iterdir() if entry.name not in (WORK, "__pycache__")}
     for entry in home.iterdir():
         if entry.is_symlink() and entry.name not in wanted:

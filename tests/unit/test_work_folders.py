@@ -98,6 +98,43 @@ def test_a_home_that_the_user_has_set_stays(state: Path, monkeypatch: pytest.Mon
     assert not state.exists()
 
 
+def test_a_state_directory_that_cannot_be_written_leaves_executors_in_sparks_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Story: a container whose home is read-only. Spark did not start, for the sake of where logs are put."""
+    blocked = tmp_path / "a file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    use_own_folder()
+    assert "SPARK_HOME" not in os.environ
+    (record,) = caplog.records
+    assert "stay in Spark's own directory" in record.getMessage()
+    assert str(blocked) in record.getMessage()
+
+
+def test_a_place_of_work_that_another_user_has_made_is_not_used(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No executor could make its folder there."""
+    monkeypatch.setattr(os, "access", lambda path, mode: WORK not in str(path))
+    use_own_folder()
+    assert "SPARK_HOME" not in os.environ
+    assert state.exists()
+
+
+def test_a_user_without_a_home_starts_spark_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    use_own_folder()
+    assert "SPARK_HOME" not in os.environ
+    assert "the user has no home directory" in caplog.text
+
+
 def test_what_cannot_be_removed_keeps_no_application_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from spark_broker.addresses import address_text
+from spark_broker.addresses import address_text, without_brackets
 from spark_broker.broker.spec import BrokerSpec, new_secret
 from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.driver.controller_link import ControllerLink
@@ -369,13 +369,14 @@ class BrokerCluster:
 
     def _spec(self, launch: int, executor: Executor) -> BrokerSpec:
         cluster = self._settings.cluster
+        alone = is_loopback(self._spark.sparkContext.master)
         return BrokerSpec(
             cluster_id=self.cluster_id,
             controller_host=self._controller.host,
             controller_port=self._controller.port,
             launch=launch,
             log_dirs=self.log_dirs,
-            host=cluster.broker_host or (LOOPBACK if is_loopback(self._spark.sparkContext.master) else executor.host),
+            host=without_brackets(cluster.broker_host) or (LOOPBACK if alone else executor.host),
             rack=cluster.broker_rack or None,
             executor_id=executor.id,
             settings={
@@ -417,7 +418,8 @@ def _driver_address(spark: SparkSession, settings: ClusterSettings) -> str:
     sc = spark.sparkContext
     if is_loopback(sc.master):
         return LOOPBACK
-    return settings.cluster.broker_host or sc.getConf().get("spark.driver.host") or LOOPBACK
+    # Spark takes an address of IPv6 in brackets only.
+    return without_brackets(settings.cluster.broker_host or sc.getConf().get("spark.driver.host") or LOOPBACK)
 
 
 def _silent(what: str, ready: int, needed: int) -> None:

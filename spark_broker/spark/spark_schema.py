@@ -30,9 +30,11 @@ def spark_schema(columns: Sequence[Column]) -> StructType:
 
 
 def _spark_field(column: Column) -> StructField:
-    refused = next((kind for kind in _leaves(column.type) if pa.types.is_decimal(kind) and kind.scale < 0), None)
+    decimals = (kind for kind in _leaves(column.type) if pa.types.is_decimal(kind))
+    refused = next((kind for kind in decimals if not 0 <= kind.scale <= kind.precision), None)
     if refused is not None:
-        raise InvalidSchemaError(f"column {column.name!r}: Spark has no {refused}, whose scale is negative")
+        why = "negative" if refused.scale < 0 else "above its precision"
+        raise InvalidSchemaError(f"column {column.name!r}: Spark has no {refused}, whose scale is {why}")
     try:
         return StructField(column.name, from_arrow_type(column.type), column.nullable)
     except PySparkException as error:

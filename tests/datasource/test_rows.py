@@ -220,6 +220,9 @@ def test_a_type_that_spark_does_not_have_names_its_column(cluster: FakeCluster, 
     cluster.create("t", schema=pa.schema([("fine", pa.int32()), ("odd", pa.list_(pa.decimal128(5, -2)))]))
     with pytest.raises(InvalidSchemaError, match="odd"):
         read(subscribe="t")
+    cluster.create("p", schema=pa.schema([("odd", pa.decimal128(5, 7))]))
+    with pytest.raises(InvalidSchemaError, match="column 'odd': Spark has no decimal"):
+        read(subscribe="p")
     cluster.create("u", schema=pa.schema([("huge", pa.uint64())]))
     with pytest.raises(InvalidSchemaError, match="huge"):
         read(subscribe="u")

@@ -84,7 +84,7 @@ class TopicView:
         if history is None or history.version < 0:
             return ""
         if table_id != history.table_id:
-            return f"it was replaced: its id is {table_id}, it was {history.table_id}"
+            return f"it was replaced, or delta.path was changed: its id is {table_id}, it was {history.table_id}"
         if version < history.table_version:
             return f"it was taken back to version {version}, and the history needs version {history.table_version}"
         if transaction is not None and transaction < history.version:

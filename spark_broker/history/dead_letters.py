@@ -85,7 +85,8 @@ def count_refused(rows: DataFrame, design: TableDesign, columns: Sequence[str]) 
             raise TieringStoppedError(
                 f"column {each.name!r} of the table {design.path} cannot hold what the record at offset {place[1]} of "
                 f"partition {place[0]} has there: {each.why}. Give the table a CHECK constraint that refuses such "
-                "records, so that they become dead letters; or use a table that is made otherwise"
+                "records, so that they become dead letters; or, if nothing of the topic was ever in a table, set "
+                "delta.path to one that is made otherwise"
             )
     return int(count)
 

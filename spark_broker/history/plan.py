@@ -114,10 +114,16 @@ def recover(recorded: HistoryState, table: TableSnapshot | None) -> HistoryState
     """
     if table is None:
         if recorded.version >= 0:
-            raise HistoryNotFoundError("the table of the topic's history is gone")
+            raise HistoryNotFoundError(
+                f"the table of the topic's history is gone, or delta.path was changed: its id was {recorded.table_id}, "
+                "and a history stays in its table"
+            )
         return recorded
     if recorded.table_id not in ("", table.table_id):
-        raise HistoryNotFoundError(f"the table was replaced: its id is {table.table_id}, it was {recorded.table_id}")
+        raise HistoryNotFoundError(
+            f"the table was replaced, or delta.path was changed: its id is {table.table_id}, it was "
+            f"{recorded.table_id}, and a history stays in its table"
+        )
     if table.version == recorded.version:
         return recorded
     if table.version < recorded.version:

@@ -166,6 +166,23 @@ def test_what_the_table_has_refused_is_read_where_the_log_has_it(
     assert read(consumer, len(expected)) == expected
 
 
+def test_a_table_is_read_where_it_was_moved_to_and_no_other_is_taken_for_it(
+    cluster: FakeCluster, table: Path, consumer: Consumer
+) -> None:
+    """So a topic with a history can be given another path. A history stays in the table in which it began."""
+    moved = table.rename(table.with_name("moved"))
+    cluster.topics["t"].config["delta.path"] = str(moved)
+    consumer.assign([T0])
+    assert read(consumer, len(EVERYTHING)) == EVERYTHING
+    write_deltalake(str(table), rows(0, BOUNDARY))
+    cluster.topics["t"].config["delta.path"] = str(table)
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as other:
+        other.assign([T0])
+        error = error_of(other)
+    assert isinstance(error, InvalidDataError)
+    assert "it was replaced, or delta.path was changed" in str(error)
+
+
 @pytest.mark.usefixtures("table")
 def test_a_time_finds_no_deleted_record_that_is_still_in_the_table(cluster: FakeCluster, consumer: Consumer) -> None:
     """The tierer's next run deletes the rows. A consumer with auto.offset.reset=latest would go on from there at the

@@ -55,8 +55,13 @@ def test_the_history_ends_where_the_table_says(
 @pytest.mark.parametrize(
     ("recorded", "table", "reason", "found"),
     [
-        (RECORDED, None, "is gone", False),
-        (RECORDED, snapshot(3, table_id="another"), "was replaced", False),
+        (RECORDED, None, r"is gone, or delta\.path was changed", False),
+        (
+            RECORDED,
+            snapshot(3, table_id="another"),
+            r"was replaced, or delta\.path was changed: its id is another",
+            False,
+        ),
         (RECORDED, snapshot(2), "was taken back", False),
         (RECORDED, snapshot(-1), "was taken back", False),
         (RECORDED, snapshot(4), "was cleaned up", True),

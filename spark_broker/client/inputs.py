@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import pyarrow as pa
@@ -15,13 +14,11 @@ from spark_broker.errors import InvalidDataError, InvalidTimestampError, Message
 from spark_broker.protocol.arrays import array_of, repeated, scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import MAX_ROWS, encoded_batch
 from spark_broker.protocol.schema import conform
+from spark_broker.protocol.values import UnfitValueError, shown
 from spark_broker.times import LATEST_US
 
 METADATA_BYTES = 1024
 """Our own metadata makes the head of a message longer, but by less than this."""
-
-_NO_ARRAY = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""Arrow's errors for values that do not become an array of a type."""
 
 SLICE_BYTES = 4 * 1024 * 1024
 """A table that is too large for one micro-batch is cut into slices of about this size."""
@@ -126,14 +123,16 @@ def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> 
 
 
 def _to_batches(data: object, schema: pa.Schema) -> Sequence[pa.RecordBatch]:
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
+        return (_from_rows(data, schema),)
     try:
-        if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
-            return (_from_rows(data, schema),)
         table = pa.Table.from_pandas(data, preserve_index=False) if _is_pandas_frame(data) else data
         if isinstance(table, pa.Table):
             return tuple(table.combine_chunks().to_batches())
-    except _NO_ARRAY as error:
-        raise InvalidDataError(f"the data does not become a table: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise InvalidDataError(f"the data does not become a table: {error}") from error
     raise InvalidDataError(
         f"{type(data).__name__} is not a RecordBatch, Table, pandas frame, list of dicts or Arrow stream",
         hint="Whatever has __arrow_c_stream__ is taken (polars, duckdb); a lazy frame has to be collected first.",
@@ -160,56 +159,33 @@ def _column(rows: Sequence[dict[str, object]], field: pa.Field) -> pa.Array:
     values = [row.get(field.name) for row in rows]
     try:
         return array_of(values, field.type)
-    except _NO_ARRAY as error:
-        for number, value in enumerate(values):
-            try:
-                array_of([value], field.type)
-            except _NO_ARRAY as of_value:
-                place = f"column {field.name!r} ({field.type}), row {number}"
-                raise SchemaMismatchError(f"{place}: {reprlib.repr(value)} does not fit: {of_value}") from None
-        raise SchemaMismatchError(f"column {field.name!r} ({field.type}): {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # The values are anybody's, and their methods raise anything.
+        _check_each(values, field)
+        raise SchemaMismatchError(f"{_shown(field)}: {error}") from error
+
+
+def _check_each(values: Sequence[object], field: pa.Field) -> None:
+    """Raises SchemaMismatchError for the first value that does not fit by itself."""
+    for number, value in enumerate(values):
+        try:
+            array_of([value], field.type)
+        except MemoryError:
+            raise
+        except UnfitValueError as unfit:
+            raise SchemaMismatchError(f"{_shown(field)}, row {number}: {unfit.told(field.name)}") from None
+        except Exception as error:
+            told = f"{shown(value)} does not fit: {error}"
+            raise SchemaMismatchError(f"{_shown(field)}, row {number}: {told}") from error
+
+
+def _shown(field: pa.Field) -> str:
+    return f"column {field.name!r} ({field.type})"
 
 
 def _check_names(rows: Sequence[dict[str, object]], schema: pa.Schema) -> None:
     """Raises SchemaMismatchError for a name that the schema does not have: its values would be dropped silently."""
     unknown = sorted({name for row in rows for name in row} - set(schema.names), key=str)
     if unknown:
-        raise SchemaMismatchError(f"unknown column {unknown[0]!r}; the topic has {', '.join(schema.names)}")
-    for number, row in enumerate(rows):
-        for name, value in row.items():
-            if not isinstance(value, _PLAIN):
-                _check_fields(value, schema.field(name).type, name, number)
-
-
-_PLAIN = (bytes, str, int, float, type(None))
-"""Values that have no names within them: nearly all."""
-
-
-def _has_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) or any(_has_struct(kind.field(n).type) for n in range(kind.num_fields))
-
-
-def _check_fields(value: object, kind: pa.DataType, path: str, row: int) -> None:
-    """The same for the names within a value. A value of another form is left to Arrow."""
-    if pa.types.is_struct(kind):
-        for name, inner in _pairs(value):
-            index = kind.get_field_index(name) if isinstance(name, str) else -1
-            if index < 0:
-                names = ", ".join(kind.field(n).name for n in range(kind.num_fields))
-                raise SchemaMismatchError(f"row {row}: unknown field {path}.{name}; {path} has {names}")
-            _check_fields(inner, kind.field(index).type, f"{path}.{name}", row)
-    elif pa.types.is_map(kind) and _has_struct(kind.item_type):
-        for key, inner in _pairs(value):
-            _check_fields(inner, kind.item_type, f"{path}[{key!r}]", row)
-    elif _has_struct(kind) and isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for number, inner in enumerate(value):
-            _check_fields(inner, kind.value_type, f"{path}[{number}]", row)
-
-
-def _pairs(value: object) -> Iterable[tuple[object, object]]:
-    """A dict's items, or the pairs of a list of pairs."""
-    if isinstance(value, Mapping):
-        return value.items()
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [pair for pair in value if isinstance(pair, tuple) and len(pair) == 2]
-    return ()
+        raise SchemaMismatchError(f"unknown column {shown(unknown[0])}; the topic has {', '.join(schema.names)}")

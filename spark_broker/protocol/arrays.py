@@ -2,16 +2,14 @@
 
 `pa.array`, `pa.scalar`, `np.asarray(array)` and every kernel that is given a Python number import pandas where it is
 installed, which takes seconds in the middle of a process's first append. The functions here build the buffers. Values
-that they do not know go to `pa.array`: the result and the errors are always those of `pa.array`.
+that they do not know go to `pa.array`, in the normal form that `values.py` gives them.
 """
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
-from datetime import datetime, time, timedelta
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Sequence, Sized
+from datetime import datetime
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, cast
@@ -20,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_broker.protocol.values import FLOAT32_MAX, normal_form
 from spark_broker.times import to_us
 
 _BITS = 64
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MICROSECONDS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
 _TYPES: dict[str, pa.DataType] = {
     **{f"int{bits}": getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
@@ -39,101 +37,26 @@ _KEPT_ROWS = 16
 
 
 class _UnknownValuesError(TypeError):
-    """The values are left to `pa.array`."""
+    """The values have to be brought to their normal form."""
 
 
 def array_of(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """`pa.array(values, kind)`, errors included. What `pa.array` would change in silence is an error, too.
+    """The values as an array of this type, each of them unchanged (`protocol/values.py` says which there are).
 
-    It builds text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores.
-    The values must be exactly of the Python type that belongs to the Arrow type; others go to `pa.array`.
+    It builds text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores,
+    where the values are exactly of the Python type that belongs to the Arrow type. Others go to `pa.array`, in their
+    normal form. Raises UnfitValueError, errors of `pa.array`, and whatever methods of the values raise.
     """
     try:
         return _build(values, kind)
     except (TypeError, ValueError, OverflowError, pa.ArrowException):
-        for value in values:
-            _check_kept(value, kind)
-        return pa.array(values, kind)
-
-
-def _check_kept(value: object, kind: pa.DataType) -> None:
-    """Raises pa.ArrowInvalid for a value of which `pa.array` would keep only a part, however deep it is."""
-    if value is None:
-        return
-    if isinstance(value, np.ndarray):
-        _check_times(value, kind)
-        value = value.tolist()
-    if pa.types.is_struct(kind) and isinstance(value, Mapping):
-        for field in kind:
-            _check_kept(value.get(field.name), field.type)
-    elif pa.types.is_map(kind):
-        for pair in value.items() if isinstance(value, Mapping) else _members(value):
-            if isinstance(pair, tuple) and len(pair) == 2:
-                _check_kept(pair[0], kind.key_type)
-                _check_kept(pair[1], kind.item_type)
-    elif pa.types.is_list(kind):
-        if isinstance(value, str | bytes):
-            raise pa.ArrowInvalid("its letters, or bytes, would be the list")
-        for element in _members(value):
-            _check_kept(element, kind.value_type)
-    else:
-        _check_plain(value, kind)
-
-
-def _check_times(values: npt.NDArray[Any], kind: pa.DataType) -> None:
-    """Arrow takes the numbers of numpy's times as they are, whatever their unit is."""
-    if values.dtype.kind not in "mM":
-        return
-    leaf = kind.value_type if pa.types.is_list(kind) else kind
-    taken = pa.types.is_timestamp(leaf) if values.dtype.kind == "M" else pa.types.is_duration(leaf)
-    if not taken or np.datetime_data(values.dtype) != (leaf.unit, 1):
-        raise pa.ArrowInvalid(f"{values.dtype} is not {leaf}: give datetimes, or numpy's times of this unit")
-
-
-def _check_plain(value: object, kind: pa.DataType) -> None:
-    """A fraction where there is none, the time of day of a date, the zone of a time of day, nanoseconds (of pandas),
-    and what is too large for a float.
-    """
-    if isinstance(value, datetime) and pa.types.is_date(kind):
-        if value.tzinfo is not None or value.time() != time():
-            raise pa.ArrowInvalid("a date has no time of day and no zone")
-    elif isinstance(value, time) and value.tzinfo is not None:
-        raise pa.ArrowInvalid("a time of day has no zone")
-    elif isinstance(value, datetime) and value.tzinfo is not None and is_local_time(kind):
-        raise pa.ArrowInvalid("a local time has no zone")
-    elif isinstance(value, datetime | timedelta) and _has_nanoseconds(value):
-        raise pa.ArrowInvalid(f"{kind} has no nanoseconds")
-    elif isinstance(value, float | int | np.floating) and pa.types.is_float32(kind):
-        if _FLOAT32_MAX < abs(float(value)) < math.inf:
-            raise pa.ArrowInvalid("it is too large for a float of 32 bits")
-    elif isinstance(value, float | np.floating | Decimal) and (pa.types.is_integer(kind) or pa.types.is_temporal(kind)):
-        fraction = value % 1 if math.isfinite(value) else 0
-        if fraction:
-            raise pa.ArrowInvalid(f"{kind} has no fractions")
-    elif (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and _becomes_integer(value):
-        raise pa.ArrowInvalid(f"{type(value).__name__} is no integer")
+        form = normal_form(kind)
+        return pa.array([form.of(value) for value in values], kind)
 
 
 def is_local_time(kind: pa.DataType) -> bool:
     """Whether these are timestamps without a zone."""
     return pa.types.is_timestamp(kind) and kind.tz is None
-
-
-def _becomes_integer(value: object) -> bool:
-    """Whether `pa.array` would ask a number of another library for its whole part."""
-    known = hasattr(value, "__index__") or isinstance(value, np.generic)
-    return hasattr(value, "__int__") and not known
-
-
-def _has_nanoseconds(value: datetime | timedelta) -> bool:
-    """Only pandas' own times have some."""
-    return bool(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0))
-
-
-def _members(value: object) -> Iterable[object]:
-    """`__array__`: a column of pandas or polars."""
-    listed = isinstance(value, Sequence | Set) or (hasattr(value, "__array__") and isinstance(value, Iterable))
-    return cast("Iterable[object]", value) if listed and not isinstance(value, str | bytes) else ()
 
 
 def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
@@ -257,7 +180,7 @@ def _moments(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | Non
 
 def _numbers(numbers: npt.NDArray[Any], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     """The cast refuses integers that do not fit."""
-    if kind == pa.float32() and (np.isfinite(numbers) & (np.abs(numbers) > _FLOAT32_MAX)).any():
+    if kind == pa.float32() and (np.isfinite(numbers) & (np.abs(numbers) > FLOAT32_MAX)).any():
         raise _UnknownValuesError("the cast makes them infinite")
     return pa.Array.from_buffers(_TYPES[numbers.dtype.name], len(numbers), [valid, pa.py_buffer(numbers)]).cast(kind)
 
@@ -270,8 +193,9 @@ def _lists(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None)
 
 def _structs(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     rows = cast("list[dict[str, object]]", [{} if value is None else value for value in values])
-    if not all(type(name) is str for row in rows for name in row):
-        raise _UnknownValuesError("Arrow also takes names in bytes")
+    names = {field.name for field in kind}
+    if not all(row.keys() <= names for row in rows):
+        raise _UnknownValuesError("a name that is not the struct's")
     children = [array_of([row.get(field.name) for row in rows], field.type) for field in kind]
     return pa.Array.from_buffers(kind, len(rows), [valid], children=children)
 

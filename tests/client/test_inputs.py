@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+import re
 from collections.abc import Callable
-from datetime import UTC, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 
@@ -12,8 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 
-from spark_broker import Producer
+from spark_broker import Consumer, Producer
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.inputs import conformed
 from spark_broker.errors import InvalidTimestampError, SchemaMismatchError
@@ -45,6 +48,90 @@ def test_a_name_that_the_schema_does_not_have_is_refused_however_deep_it_is(
             producer.append("t", [{"s": None}, row]).result(10)
         good = {"s": {"first": "F", "more": [{"n": 1}]}, "l": [], "m": {"a": {"first": None}}}
         assert producer.append("t", [good]).result(10)[0].count == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"s": {"more": [{"n": 1}, {"n": 1.5}]}}, "s.more[1].n: 1.5 does not fit: int64 has no fractions"),
+        ({"l": [None, {"first": 1}]}, "l[1].first: 1 does not fit: int is no string"),
+        ({"m": [("a", {"more": [{"n": "1"}]})]}, "m['a'].more[0].n: '1' does not fit: str is no int64"),
+        ({"s": 7}, "7 does not fit: int is no struct<"),
+        ({"s": ("F",)}, "('F',) does not fit: it has 1 values for 2 fields"),
+    ],
+)
+def test_a_value_is_named_by_its_place_however_deep_it_is(row: dict[str, object], told: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=r"column '.' \(.*\), row 1: " + re.escape(told)):
+        conformed([{"s": None}, row], view_of(NESTED))
+
+
+class Odd:
+    """A number whose methods fail."""
+
+    def __index__(self) -> int:
+        raise LookupError("no such number")
+
+
+def test_a_value_whose_methods_fail_fails_the_future(cluster: FakeCluster) -> None:
+    cluster.create("t", schema=pa.schema([("n", pa.int64())]))
+    with Producer(cluster.bootstrap) as producer:
+        future = producer.append("t", [{"n": 1}, {"n": Odd()}])
+        with pytest.raises(SchemaMismatchError, match=r"row 1: <tests.* does not fit: no such number"):
+            future.result(10)
+
+
+def test_decimals_do_not_depend_on_the_context_of_the_caller() -> None:
+    """Story: with a precision of six digits, `append` raised decimal.InvalidOperation for a number of seven."""
+    topic = view_of(pa.schema([("n", pa.int64()), ("d", pa.decimal128(10, 2))]))
+    row = {"n": Decimal(1234567), "d": Decimal("1234567.890")}
+    with decimal.localcontext(decimal.Context(prec=6, traps=[decimal.Inexact, decimal.Rounded])):
+        (batch,) = conformed([row], topic).batches
+    assert batch.to_pylist() == [row]
+
+
+EVERY_TYPE: dict[pa.DataType, object] = {
+    pa.bool_(): True,
+    pa.int8(): -128,
+    pa.int64(): 2**63 - 1,
+    pa.float32(): 0.5,
+    pa.float64(): 0.1,
+    pa.decimal128(38, 10): Decimal("-1234567890123456789012345678.0123456789"),
+    pa.string(): "grüße",
+    pa.binary(): b"\xff\x00",
+    pa.date32(): date(1, 1, 1),
+    pa.time64("us"): time.max,
+    pa.timestamp("us"): datetime(9999, 12, 31, 23, 59, 59, 999_999),  # noqa: DTZ001
+    pa.timestamp("us", "UTC"): datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    pa.duration("us"): timedelta(-1, 0, 1),
+}
+AROUND: list[Callable[[pa.DataType, object], tuple[pa.DataType, object]]] = [
+    lambda kind, value: (kind, value),
+    lambda kind, value: (pa.list_(kind), [value, None]),
+    lambda kind, value: (pa.struct([("x", kind), ("y", pa.int8())]), {"x": value, "y": None}),
+    lambda kind, value: (pa.map_(pa.string(), kind), [("k", value), ("n", None)]),
+    lambda kind, value: (pa.map_(kind, pa.int8()), [(value, 1)]),
+    lambda kind, value: (pa.list_(pa.map_(pa.string(), kind)), [[("k", value)], [], None]),
+    lambda kind, value: (pa.struct([("m", pa.map_(pa.string(), kind))]), {"m": [("k", value)]}),
+    lambda kind, value: (pa.map_(pa.string(), pa.struct([("l", pa.list_(kind))])), [("k", {"l": [value]})]),
+]
+
+
+def test_what_a_consumer_hands_out_can_be_appended(cluster: FakeCluster) -> None:
+    """Story: `append` raised AttributeError for a map that a consumer had handed out."""
+    columns = [around(kind, value) for kind, value in EVERY_TYPE.items() for around in AROUND]
+    schema = pa.schema([(f"c{number}", kind) for number, (kind, _) in enumerate(columns)])
+    row = {f"c{number}": value for number, (_, value) in enumerate(columns)}
+    for name in ("t", "copy"):
+        cluster.create(name, schema=schema)
+    with (
+        Producer(cluster.bootstrap) as producer,
+        Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest") as consumer,
+    ):
+        producer.append("t", [row, {"c0": None}], partition=0).result(10)
+        records = [record for batch in consumer.poll(10) for record in batch.records()]
+        assert records[0].value == row
+        producer.append("copy", [record.value for record in records], partition=0).result(10)
+    assert cluster.rows("copy", 0) == cluster.rows("t", 0)
 
 
 @pytest.mark.parametrize("time_us", [-1, 2**63 - 1, 1_515_695_000_000_000_000])
@@ -143,6 +230,31 @@ CHANGED = [
     (pa.timestamp("us"), datetime(2026, 1, 1, tzinfo=UTC)),
     (pa.timestamp("us"), pd.Timestamp("2026-01-01", tz="Europe/Rome")),
     (pa.list_(pa.timestamp("us")), pd.Series([pd.Timestamp("2026-01-01", tz="Europe/Rome")])),
+    (pa.decimal128(10, 2), Decimal("3.078966000094400478295756699E-14")),
+    (pa.decimal128(10, 2), Decimal("1E-99999999")),
+    (pa.int64(), Decimal("1E+1000000")),
+    (pa.duration("us"), Decimal("1E+29")),
+    (pa.map_(pa.string(), pa.int64()), [("x", 1.5)]),
+    (pa.map_(pa.string(), pa.int64()), [{"key": "x", "value": 1.5}]),
+    (pa.struct([("x", pa.int64()), ("y", pa.string())]), [("x", 1.5)]),
+    (pa.struct([("x", pa.int64()), ("y", pa.string())]), Row(x=1.5, y="a")),
+    (pa.struct([("d", pa.date32())]), Row(d=datetime(2026, 1, 1, 12))),  # noqa: DTZ001
+    (pa.struct([("x", pa.float32()), ("y", pa.int64())]), (1e300, 2)),
+    (pa.struct([("l", pa.list_(pa.string()))]), ("ab",)),
+    (pa.list_(pa.int64()), bytearray(b"ab")),
+    (pa.list_(pa.int64()), np.void(b"ab")),
+    (pa.float64(), np.uint64(2**64 - 1)),
+    (pa.list_(pa.float32()), np.array([2**64 - 1], np.uint64)),
+    (pa.float64(), True),
+    (pa.int64(), np.complex128(1 + 5j)),
+    (pa.int64(), np.bool_(True)),
+    (pa.list_(pa.int64()), np.array([True, False])),
+    (pa.time64("us"), np.timedelta64(1, "ns")),
+    (pa.time64("us"), np.datetime64(1, "ns")),
+    (pa.time64("us"), 86_400_000_000),
+    (pa.time64("us"), -(2**63)),
+    (pa.date32(), pd.Timestamp(1)),
+    (pa.time64("us"), pa.scalar(1_500, pa.time64("ns"))),
 ]
 
 
@@ -175,6 +287,26 @@ def test_a_value_of_which_only_a_part_would_be_kept_is_refused(kind: pa.DataType
 )
 def test_what_a_column_can_hold_is_taken(kind: pa.DataType, value: object) -> None:
     assert conformed([{"c": value}], view_of(pa.schema([("c", kind)])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (pa.struct([("a", pa.int64()), ("b", pa.int64())]), Row(b=1, a=2), {"a": 2, "b": 1}),
+        (pa.list_(pa.int64()), pd.Series([10, 20, 30], index=[2, 1, 0]), [10, 20, 30]),
+        (pa.list_(pa.int64()), pd.Series([1, 2], index=[5, 6]), [1, 2]),
+        (pa.list_(pa.int64()), np.ma.array([1, 2], mask=[False, True]), [1, None]),
+        (pa.decimal128(10, 2), Decimal("0E-99999999"), Decimal("0.00")),
+        (pa.timestamp("us"), pd.NaT, None),
+        (pa.date32(), pd.NaT, None),
+        (pa.string(), pd.NA, None),
+        (pa.map_(pa.string(), pa.int64()), {"x": 1}, [("x", 1)]),
+    ],
+)
+def test_a_value_is_stored_as_it_is_meant(kind: pa.DataType, value: object, stored: object) -> None:
+    """Story: a sorted Series was stored in the order of its labels, and a Row by position."""
+    (batch,) = conformed([{"c": value}], view_of(pa.schema([("c", kind)]))).batches
+    assert batch.column(0).to_pylist() == [stored]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 Arrow's safe casts change some: they round a float to a decimal, and a decimal to a float, make a float infinite, and
 take the time of day from an instant that becomes a date. Its cast of a list view makes an invalid list, or one with
-other values (Arrow 24).
+other values (Arrow 24). It makes a time of day of any number, and calls it invalid when somebody asks: a broker does.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +31,30 @@ def is_any_list(kind: pa.DataType) -> bool:
 
 def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The column cast. Raises ArrowInvalid for a value that the type does not hold, however deep it is."""
-    plain = _plain(column)
-    result = plain.cast(kind, safe=True)
-    _check_values(plain, result)
-    return result
+    result = column
+    if column.type != kind:
+        plain = _plain(column)
+        result = plain.cast(kind, safe=True)
+        _check_values(plain, result)
+    return _with_times_of_day(result) if has_times_of_day(kind) else result
+
+
+@lru_cache(maxsize=1024)
+def has_times_of_day(kind: pa.DataType) -> bool:
+    """Whether the type is one, or has one within."""
+    fields = (kind.field(index).type for index in range(kind.num_fields))
+    return pa.types.is_time(kind) or any(map(has_times_of_day, fields))
+
+
+def _with_times_of_day(column: pa.Array) -> pa.Array:
+    """The column. Raises ArrowInvalid for a time of day that is not from 00:00 to 24:00 (exclusive)."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        # A slice of a list has all its values, also those of other rows.
+        column = column.take(from_numpy(np.arange(len(column))))
+        column.validate(full=True)
+    return column
 
 
 def _plain(column: pa.Array) -> pa.Array:

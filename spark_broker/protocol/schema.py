@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from spark_broker.errors import InvalidSchemaError, SchemaMismatchError
 from spark_broker.protocol.arrays import is_local_time, nulls
-from spark_broker.protocol.casts import cast, first_refused, is_any_list
+from spark_broker.protocol.casts import cast, first_refused, has_times_of_day, is_any_list
 
 MAX_SCHEMA_BYTES = 1024 * 1024
 MAX_NESTING = 32
@@ -96,7 +96,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, *, local_is_utc: bool = Tr
     Raises SchemaMismatchError, naming the column and both types, for an unknown or missing column, nulls where none may
     be, or a cast that could lose or reinterpret values.
     """
-    if batch.schema.equals(schema, check_metadata=True) and all(field.nullable for field in schema):
+    if batch.schema.equals(schema, check_metadata=True) and not any(map(_is_checked, schema)):
         return batch
     names = batch.schema.names
     if len(set(names)) < len(names):
@@ -117,6 +117,11 @@ def columns_stored(stored: pa.Schema, names: Sequence[str]) -> list[str]:
     return [name for name in names if stored.get_field_index(name) >= 0] or [stored.names[0]]
 
 
+def _is_checked(field: pa.Field) -> bool:
+    """Whether a column of the very type may have what the field does not take."""
+    return not field.nullable or has_times_of_day(field.type)
+
+
 def _conformed_column(batch: pa.RecordBatch, field: pa.Field, *, local_is_utc: bool) -> pa.Array:
     index = batch.schema.get_field_index(field.name)
     if index < 0:
@@ -129,7 +134,7 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field, *, local_is_utc: b
         raise SchemaMismatchError(
             f"column {field.name!r} is not nullable and has {column.null_count} nulls, the first in row {row}"
         )
-    if column.type == field.type:
+    if column.type == field.type and not has_times_of_day(field.type):
         return column
     if not _castable(column.type, field.type, local_is_utc=local_is_utc):
         zone = {_family(column.type), _family(field.type)} == {"local time", "point in time"}

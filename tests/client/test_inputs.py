@@ -319,6 +319,9 @@ def test_a_value_is_stored_as_it_is_meant(kind: pa.DataType, value: object, stor
         (pa.float64(), pa.array([Decimal("0.10"), Decimal("12345678901234567.89")])),
         (pa.float64(), pa.array([Decimal(2**53), Decimal(2**53 + 1)], pa.decimal128(38, 0))),
         (pa.float32(), pa.array([Decimal("0.5"), Decimal("0.123456789")])),
+        (pa.time64("us"), pa.array([86_399, 86_400], pa.time32("s"))),
+        (pa.time64("us"), pa.array([0, -1], pa.time64("us"))),
+        (pa.time64("us"), pa.array([0, 86_400_000_000_000], pa.time64("ns"))),
     ],
 )
 @pytest.mark.parametrize("within", WITHIN)
@@ -328,6 +331,35 @@ def test_a_column_of_arrow_that_would_be_changed_is_refused(kind: pa.DataType, s
         conformed(pa.table({"c": rows}), view_of(pa.schema([("c", column)])))
     whole, _ = WITHIN[within](source.slice(0, 1), kind)
     assert conformed(pa.table({"c": whole}), view_of(pa.schema([("c", column)])))
+
+
+@pytest.mark.parametrize("start", range(3))
+@pytest.mark.parametrize("within", [*WITHIN, "list of none"])
+def test_a_slice_without_the_wrong_time_of_day_is_taken(within: str, start: int) -> None:
+    """A slice of a list has all its values, also those of other rows."""
+    values = pa.array([5, None, 6, 7, 86_400_000_000], pa.time64("us"))
+    if within == "list of none":
+        rows, column = pa.ListArray.from_arrays(pa.array([0, 0, 0, 0, 0, 5], pa.int32()), values), pa.list_(values.type)
+    else:
+        rows, column = WITHIN[within](values, values.type)
+    (batch,) = conformed(pa.table({"c": rows.slice(start, 2)}), view_of(pa.schema([("c", column)]))).batches
+    assert batch.column(0).to_pylist() == rows.slice(start, 2).cast(column).to_pylist()
+    pa.ipc.read_record_batch(batch.serialize(), batch.schema).validate(full=True)
+
+
+def test_a_wrong_time_of_day_keeps_all_of_an_append_from_being_sent(cluster: FakeCluster) -> None:
+    """Story: the broker of one partition refused it as damaged, and what was for the others was stored."""
+    cluster.create("t", partitions=3, schema=pa.schema([("k", pa.int64()), ("c", pa.time64("us"))]))
+    rows = pa.table({"k": pa.array(range(30)), "c": pa.array([*range(29), 86_400_000_000], pa.time64("us"))})
+    with Producer(cluster.bootstrap) as producer:
+        for data in (rows, rows.to_batches()[0], rows.drop_columns("c").append_column("c", rows["c"].cast("int64"))):
+            with pytest.raises(SchemaMismatchError):
+                producer.append("t", data).result(10)
+        with pytest.raises(SchemaMismatchError, match="row 29 does not fit the topic's time64"):
+            producer.append("t", rows).result(10)
+        with pytest.raises(SchemaMismatchError, match=r"column 'c' \(time64\[us\]\), row 1: 86400000000 does not fit"):
+            producer.append("t", [{"k": 1, "c": 1}, {"k": 1, "c": 86_400_000_000}]).result(10)
+    assert [cluster.rows("t", number) for number in range(3)] == [[], [], []]
 
 
 def test_send_takes_a_topic_that_was_made_again_without_columns(cluster: FakeCluster) -> None:

@@ -37,7 +37,7 @@ from spark_broker.driver.session import (
     quiet_spark,
     submitted_settings,
 )
-from spark_broker.driver.view import COLUMNS, table_rows
+from spark_broker.driver.view import COLUMNS, ClusterStatus, table_rows
 from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
 from spark_broker.setting_values import named_once
 from spark_broker.spark.delta_session import configure_delta_where_there
@@ -46,7 +46,12 @@ from spark_broker.spark.spark_failures import of_spark, root_cause, said
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger("spark_broker.jobs.cluster")
+
 POLL_S = 0.2
+
+RENEW_S = 2.0
+"""How often the ready file is compared with the brokers that are live."""
 
 GIVEN_UP = ("JAVA_GATEWAY_EXITED", "stopped SparkContext")
 """Java has refused its options, or no master answers. Java, or Spark's log, has said so before."""
@@ -80,7 +85,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--master", help="Spark master (default: what spark-submit has, else local-cluster)")
     parser.add_argument("--executors", type=int, metavar="N", help="executors of a local-cluster (default: brokers)")
-    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written, as JSON, once all brokers are live")
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="PATH",
+        help="written, as JSON, once all brokers are live, and again when one of them has another address",
+    )
     parser.add_argument("--run-seconds", type=float, metavar="S", help="stop after this long (default: run on)")
     options = parser.parse_args(given)
     if options.config and options.settings:
@@ -105,9 +115,11 @@ def main(given: list[str] | None = None) -> int:
             stop = stop_on_signals()
             with started(spark, options, settings, stop) as cluster:
                 show(cluster)
+                ready = None
                 if options.ready_file:
-                    write_ready_file(options.ready_file, cluster, temporary=not settings.cluster.log_dirs)
-                run(cluster, stop, options.run_seconds)
+                    ready = ReadyFile(options.ready_file, temporary=not settings.cluster.log_dirs)
+                    ready.write(cluster)
+                run(cluster, stop, options.run_seconds, ready)
                 print("stopping: brokers hand over and sync ...", flush=True)
     except SparkBrokerError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -184,12 +196,18 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
-def run(cluster: BrokerCluster, stop: threading.Event, seconds: float | None) -> None:
-    """Wait for a signal or for the time to pass. Raises the reason if the cluster ends by itself before."""
+def run(cluster: BrokerCluster, stop: threading.Event, seconds: float | None, ready: ReadyFile | None = None) -> None:
+    """Wait for a signal or for the time to pass, and keep the ready file true. Raises the reason if the cluster ends
+    by itself before.
+    """
     deadline = None if seconds is None else time.monotonic() + seconds
+    renew_at_s = time.monotonic() + RENEW_S
     while not stop.wait(POLL_S) and (deadline is None or time.monotonic() < deadline):
         if cluster.stopped:
             raise cluster.failure or ClosedError("the Spark application has ended under the cluster")
+        if ready is not None and time.monotonic() >= renew_at_s:
+            ready.renew(cluster)
+            renew_at_s = time.monotonic() + RENEW_S
 
 
 @contextmanager
@@ -304,40 +322,85 @@ def show(cluster: BrokerCluster) -> None:
     print(f"bootstrap.servers = {cluster.bootstrap_servers}", flush=True)
 
 
-def write_ready_file(path: Path, cluster: BrokerCluster, *, temporary: bool) -> None:
-    """Write what another process needs to use the cluster. The file appears only when it is complete.
+class ReadyFile:
+    """What another process needs to use the cluster. The file appears only when it is complete.
 
-    `temporary`: its data is deleted when it stops.
+    It is renewed as long as the cluster runs: a broker that replaces another one may have another address, and once
+    every broker was replaced, nobody would listen at the first addresses.
     """
-    here = Owner.here("", os.getpid())
-    brokers = [
-        {
-            "id": status.broker.id,
-            "host": status.broker.host,
-            "port": status.broker.port,
-            "pid": status.broker.pid,
-            "executor_id": status.broker.executor_id,
-            "executor_pid": status.broker.executor_pid,
+
+    def __init__(self, path: Path, *, temporary: bool) -> None:
+        """`temporary`: the cluster's data is deleted when it stops."""
+        self._path = path
+        self._temporary = temporary
+        self._servers = ""
+        self._trouble = ""
+
+    def write(self, cluster: BrokerCluster) -> None:
+        """Raises ClusterStartError for what the system refuses."""
+        self._write(cluster, cluster.status())
+
+    def renew(self, cluster: BrokerCluster) -> None:
+        """Write it again if the brokers have other addresses now. What is in the way is logged once, and the next call
+        tries again. The file of another cluster stays.
+        """
+        before = self._servers
+        try:
+            if cluster.bootstrap_servers in ("", before):
+                return
+            status = cluster.status()
+            if not status.bootstrap_servers:  # The old addresses are better than none: a broker may come back there.
+                return
+            if (driver := driver_of(self._path)) not in (None, os.getpid()):
+                self._tell(f"it is another cluster's now (driver pid {driver})")
+                return
+            self._write(cluster, status)
+        except ClusterStartError as error:
+            self._tell(error.message)
+        except SparkBrokerError as error:
+            self._tell(f"the controller does not say which brokers are live: {error}")
+        else:
+            self._trouble = ""
+            logger.info("the ready file %s names %s; it named %s", self._path, self._servers, before)
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            logger.warning("the ready file %s may name brokers that are gone: %s", self._path, trouble)
+
+    def _write(self, cluster: BrokerCluster, status: ClusterStatus) -> None:
+        with written_beside(self._path) as partial:
+            partial.write_text(json.dumps(self._document(cluster, status), indent=2) + "\n", encoding="utf-8")
+            partial.replace(self._path)
+        self._servers = status.bootstrap_servers
+
+    def _document(self, cluster: BrokerCluster, status: ClusterStatus) -> dict[str, object]:
+        here = Owner.here("", os.getpid())
+        brokers = [
+            {
+                "id": view.broker.id,
+                "host": view.broker.host,
+                "port": view.broker.port,
+                "pid": view.broker.pid,
+                "executor_id": view.broker.executor_id,
+                "executor_pid": view.broker.executor_pid,
+            }
+            for view in status.live_brokers
+        ]
+        return {
+            "bootstrap_servers": status.bootstrap_servers,
+            "cluster_id": cluster.cluster_id,
+            "log_dirs": cluster.log_dirs,
+            "metadata_dir": cluster.metadata_dir,
+            "temporary": self._temporary,
+            "driver_pid": here.pid,
+            "driver_start_time": here.start_time,
+            "driver_host": here.host,
+            "boot_id": here.boot_id,
+            "pid_namespace": here.pid_namespace,
+            "driver_log": log_file(),
+            "brokers": brokers,
         }
-        for status in cluster.status().live_brokers
-    ]
-    ready = {
-        "bootstrap_servers": cluster.bootstrap_servers,
-        "cluster_id": cluster.cluster_id,
-        "log_dirs": cluster.log_dirs,
-        "metadata_dir": cluster.metadata_dir,
-        "temporary": temporary,
-        "driver_pid": here.pid,
-        "driver_start_time": here.start_time,
-        "driver_host": here.host,
-        "boot_id": here.boot_id,
-        "pid_namespace": here.pid_namespace,
-        "driver_log": log_file(),
-        "brokers": brokers,
-    }
-    with written_beside(path) as partial:
-        partial.write_text(json.dumps(ready, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
 
 
 def check_ready_file(path: Path) -> None:
@@ -365,13 +428,18 @@ def written_beside(path: Path) -> Iterator[Path]:
         ) from error
 
 
-def remove_ready_file(path: Path) -> None:
-    """Remove the file if this process has written it: it may be that of a cluster that was started before."""
+def driver_of(path: Path) -> int | None:
+    """The pid of the driver that has written this file; None where no driver's file is there."""
     try:
         ready = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return
-    if isinstance(ready, dict) and ready.get("driver_pid") == os.getpid():
+        return None
+    return ready.get("driver_pid") if isinstance(ready, dict) else None
+
+
+def remove_ready_file(path: Path) -> None:
+    """Remove the file if this process has written it: it may be that of a cluster that was started before."""
+    if driver_of(path) == os.getpid():
         try:
             path.unlink(missing_ok=True)
         except OSError as error:  # Whoever reads it finds that its driver does not run.

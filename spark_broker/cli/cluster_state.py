@@ -1,7 +1,7 @@
 """Where `cluster start` notes which cluster runs here, so that other commands find it.
 
-The note is the ready file of the cluster application: it appears, whole, once all brokers are live, and the application
-removes it when it ends in order.
+The note is the ready file of the cluster application: it appears, whole, once all brokers are live. The application
+renews it when a broker has another address, and removes it when it ends in order.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ class ClusterState(msgspec.Struct, frozen=True):
     driver_host: str = ""
     pid_namespace: str = ""
     temporary: bool | None = None
+
+    @property
+    def driver(self) -> tuple[int, int, str]:
+        """The process. Another note of it may name other addresses."""
+        return self.driver_pid, self.driver_start_time, self.boot_id
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ def _remove_unless_in_use(path: Path, ended: ClusterState | None) -> str:
     note = _read(path)
     if note is None:
         return ""
-    if note.state != ended:
+    if ended is None or note.state.driver != ended.driver:
         if note.driver_runs:
             return ""
         if place := note.elsewhere:

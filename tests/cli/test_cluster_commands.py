@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -29,12 +30,15 @@ from spark_broker.config import load_cluster_settings
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.metadata_claim import CLAIM, Claim, Owner
 from spark_broker.driver.metadata_store import LocalStore
-from spark_broker.errors import ClusterStartError, InvalidDataError
+from spark_broker.errors import ClusterStartError, InvalidDataError, NotControllerError
 from spark_broker.protocol.messages import ControllerMetadata
 from spark_broker.storage.filesystem import LocalFileSystem
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
 from tests.support.small_disk import fill_disk, small_disk
+from tests.support.waiting import eventually
+
+WAIT_S = 20.0
 
 
 @pytest.fixture
@@ -84,13 +88,25 @@ def own_note(tmp_path: Path) -> Path:
 
 
 def write_note_of_this_process(path: Path) -> None:
-    jobs.cluster.write_ready_file(path, no_brokers(), temporary=False)
+    jobs.cluster.ReadyFile(path, temporary=False).write(no_brokers())
+
+
+class NoBrokers(SimpleNamespace):
+    """A cluster that says that it is reached at `servers`. Its brokers are of no interest."""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        if isinstance(self.servers, Exception):
+            raise self.servers
+        return str(self.servers)
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(live_brokers=[], bootstrap_servers=self.bootstrap_servers)
 
 
 def no_brokers() -> BrokerCluster:
-    status = SimpleNamespace(live_brokers=[])
-    names = {"bootstrap_servers": "127.0.0.1:1", "cluster_id": "c", "log_dirs": "d", "metadata_dir": "m"}
-    return cast("BrokerCluster", SimpleNamespace(status=lambda: status, **names))
+    names = {"servers": "127.0.0.1:1", "cluster_id": "c", "log_dirs": "d", "metadata_dir": "m"}
+    return cast("BrokerCluster", NoBrokers(stopped=False, **names))
 
 
 def changed(path: Path, **fields: object) -> Path:
@@ -131,6 +147,21 @@ def test_stop_ends_the_driver_and_removes_the_note(tmp_path: Path, process: subp
     assert run("cluster", "stop", "--state-file", path).status == 0
     assert process.wait(30) == -15
     assert not path.exists()
+
+
+def test_stop_removes_a_note_that_was_renewed_while_its_driver_ended(tmp_path: Path, run: Run) -> None:
+    """As its last deed, the driver noted a broker's new address. Then it was killed."""
+    path, renewed = tmp_path / "cluster.json", tmp_path / "renewed.json"
+    driver = "import os, signal, sys; signal.sigwait([signal.SIGTERM]); os.replace(*sys.argv[1:])"
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        process = subprocess.Popen([sys.executable, "-c", driver, str(renewed), str(path)])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    note(path, process.pid)
+    note(renewed, process.pid, bootstrap="127.0.0.1:2")
+    assert run("cluster", "stop", "--state-file", path).status == 0
+    assert (process.wait(WAIT_S), path.exists()) == (0, False)
 
 
 def test_stop_without_a_cluster_says_so(tmp_path: Path, run: Run) -> None:
@@ -247,6 +278,92 @@ def test_an_application_that_fails_leaves_the_note_of_another_one(
     note(ready, os.getpid())
     assert jobs.cluster.main(given) == 1
     assert not ready.exists()
+
+
+@pytest.fixture
+def application(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The cluster's application starts neither Spark nor brokers. The event ends it, as a signal does."""
+    stop, cluster = threading.Event(), no_brokers()
+    monkeypatch.setattr(jobs.cluster, "log", lambda level, log_format: None)
+    monkeypatch.setattr(jobs.cluster, "session", lambda options, settings: nullcontext())
+    monkeypatch.setattr(jobs.cluster, "stop_on_signals", lambda: stop)
+    monkeypatch.setattr(jobs.cluster, "started", lambda *_: nullcontext(cluster))
+    monkeypatch.setattr(jobs.cluster, "show", lambda cluster: None)
+    monkeypatch.setattr(jobs.cluster, "RENEW_S", 0.0, raising=False)
+    return stop
+
+
+@contextmanager
+def application_runs(stop: threading.Event, path: Path) -> Iterator[NoBrokers]:
+    """The application with its ready file here, from its start to its end. Yields its cluster."""
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(jobs.cluster.main, ["--ready-file", str(path)])
+        try:
+            eventually(path.exists, WAIT_S, "the ready file")
+            with jobs.cluster.started(None, None, None, stop) as cluster:  # type: ignore[arg-type]
+                yield cast("NoBrokers", cluster)
+        finally:
+            stop.set()
+        assert ended.result(WAIT_S) == 0
+    assert not path.exists()
+
+
+def servers_noted(path: Path) -> str:
+    state = running_cluster(path)
+    return "" if state is None else state.bootstrap_servers
+
+
+def test_the_note_names_the_brokers_that_replace_others(
+    tmp_path: Path, application: threading.Event, run: Run, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: each executor was lost once. Its successor had another address, and no command found the cluster again."""
+    monkeypatch.delenv(BOOTSTRAP_VARIABLE)
+    cluster.create("t", 1)
+    with application_runs(application, default_state_file()) as started:
+        started.servers = cluster.bootstrap
+        eventually(lambda: servers_noted(default_state_file()) == cluster.bootstrap, WAIT_S, "the new addresses")
+        assert run("topics", "list").out == "t\n"
+
+
+def test_the_note_keeps_the_last_brokers_while_none_is_known(
+    tmp_path: Path, application: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cluster.json"
+    with application_runs(application, path) as started:
+        started.servers = ""
+        started.servers = NotControllerError("planted")
+        eventually(lambda: "planted" in caplog.text, WAIT_S, "the warning")
+        assert servers_noted(path) == "127.0.0.1:1"
+        started.servers = "127.0.0.1:2"
+        eventually(lambda: servers_noted(path) == "127.0.0.1:2", WAIT_S, "the new address")
+    assert caplog.text.count("planted") == 1
+
+
+def test_a_note_that_cannot_be_renewed_is_told_once_and_tried_again(
+    tmp_path: Path, application: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", size_mb=1) as disk:
+        path = disk / "cluster.json"
+        with application_runs(application, path) as started:
+            filled = fill_disk(disk)
+            started.servers = "127.0.0.1:2"
+            eventually(lambda: "No space left" in caplog.text, WAIT_S, "the warning")
+            assert servers_noted(path) == "127.0.0.1:1"
+            filled.unlink()
+            eventually(lambda: servers_noted(path) == "127.0.0.1:2", WAIT_S, "the new address")
+        assert caplog.text.count("No space left") == 1
+
+
+def test_the_note_of_a_cluster_that_was_started_since_is_not_renewed(
+    tmp_path: Path, application: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cluster.json"
+    with application_runs(application, path) as started:
+        changed(path, driver_pid=1)
+        started.servers = "127.0.0.1:2"
+        eventually(lambda: "another cluster's now" in caplog.text, WAIT_S, "the warning")
+        assert json.loads(path.read_text())["bootstrap_servers"] == "127.0.0.1:1"
+        changed(path, driver_pid=os.getpid())
 
 
 @pytest.mark.parametrize("place", ["a file/ready.json", "a directory"])
@@ -607,15 +724,11 @@ def test_stop_says_what_becomes_of_the_data(
 @pytest.mark.parametrize(
     ("given", "temporary"), [((), True), (("--set", "log.dirs={logs}"), False), (("--data-dir", "{logs}"), False)]
 )
+@pytest.mark.usefixtures("application")
 def test_the_note_says_whether_the_data_is_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], temporary: bool
 ) -> None:
     path, noted = tmp_path / "ready.json", list[ClusterState | None]()
-    monkeypatch.setattr(jobs.cluster, "log", lambda level, log_format: None)
-    monkeypatch.setattr(jobs.cluster, "session", lambda options, settings: nullcontext())
-    monkeypatch.setattr(jobs.cluster, "stop_on_signals", threading.Event)
-    monkeypatch.setattr(jobs.cluster, "started", lambda *_: nullcontext(no_brokers()))
-    monkeypatch.setattr(jobs.cluster, "show", lambda cluster: None)
     monkeypatch.setattr(jobs.cluster, "run", lambda *_: noted.append(running_cluster(path)))
     arguments = [argument.format(logs=tmp_path / "logs") for argument in given]
     assert jobs.cluster.main([*arguments, "--ready-file", str(path)]) == 0

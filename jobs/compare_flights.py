@@ -122,7 +122,9 @@ def read_dataframe(bootstrap_servers: str, topic: str, schema: pa.Schema) -> pa.
 def read_consumer(bootstrap_servers: str, topic: str, schema: pa.Schema) -> pa.Table:
     """The topic by offset, up to its high watermarks. Raises RequestTimedOutError when they are not reached."""
     with Admin(bootstrap_servers) as admin:
-        partitions = [TopicPartition(topic, info.partition) for info in admin.describe_topic(topic).partitions]
+        partitions = [
+            TopicPartition(topic, info.partition) for info in admin.describe_topic(topic, with_offsets=False).partitions
+        ]
     schema = schema.append(pa.field(PARTITION, pa.int32())).append(pa.field(OFFSET, pa.int64()))
     tables = [schema.empty_table()]
     deadline = time.monotonic() + READ_TIMEOUT_S

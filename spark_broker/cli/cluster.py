@@ -22,7 +22,7 @@ from spark_broker.cli.cluster_state import (
     remove_note,
     running_cluster,
 )
-from spark_broker.cli.health import Health, every_topic, health
+from spark_broker.cli.health import Health, health
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, StateFile, parse_settings
 from spark_broker.cli.output import counted, fail, note, print_json, print_table
 from spark_broker.config import load_cluster_settings
@@ -195,7 +195,7 @@ def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | No
     """Describe the cluster at these addresses. `state`: the note of a driver that runs here, perhaps of another one."""
     with spark_broker.Admin(bootstrap) as admin:
         cluster = admin.describe_cluster(include_fenced=True)
-        topics = list(every_topic(admin))
+        topics = admin.describe_topics(include_internal=True)
     partitions = [partition for topic in topics for partition in topic.partitions]
     rows = broker_rows(cluster, partitions)
     found = health(cluster, topics)

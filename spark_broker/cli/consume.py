@@ -93,7 +93,7 @@ def consume(
 def choose_partitions(servers: str, topic: str, wanted: list[int] | None) -> list[TopicPartition]:
     """All partitions of the topic, or those wanted. Raises UnknownTopicOrPartitionError."""
     with spark_broker.Admin(servers) as admin:
-        there = [partition.partition for partition in admin.describe_topic(topic).partitions]
+        there = [partition.partition for partition in admin.describe_topic(topic, with_offsets=False).partitions]
     unknown = sorted(set(wanted or []) - set(there))
     if unknown:
         raise UnknownTopicOrPartitionError(f"topic {topic!r} has partitions 0 to {len(there) - 1}, not {unknown[0]}")

@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from spark_broker.cli.cluster_state import default_state_file, running_cluster
-from spark_broker.cli.health import every_topic, suffering
+from spark_broker.cli.health import suffering
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
 from spark_broker.cli.output import abridged, counted, print_json, print_table
 from spark_broker.errors import SparkBrokerError
@@ -176,7 +176,7 @@ def _fenced_advice(broker: BrokerInfo) -> str:
 def _topics(admin: Admin) -> list[Finding]:
     """Partitions that suffer, and topics that are not tiered."""
     findings: list[Finding] = []
-    for topic in every_topic(admin):
+    for topic in admin.describe_topics(include_internal=True):
         suffers = suffering(topic)
         for trouble, (says, advice) in _OF_PARTITIONS.items():
             partitions = [str(each.partition.partition) for each in suffers if trouble in each.troubles]

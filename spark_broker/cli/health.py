@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from spark_broker.cli.output import counted
 from spark_broker.config import TopicConfig
-from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import ClusterDescription, PartitionInfo, TopicDescription
 from spark_broker.troubles import Trouble, troubles
-
-if TYPE_CHECKING:
-    from spark_broker.client.admin import Admin
 
 _MIN_ISR = "min.insync.replicas"
 
@@ -52,13 +46,6 @@ class Suffering:
 
     partition: PartitionInfo
     troubles: set[Trouble]
-
-
-def every_topic(admin: Admin) -> Iterator[TopicDescription]:
-    """All topics, internal ones included. One that is deleted meanwhile is left out."""
-    for name in admin.list_topics(include_internal=True):
-        with suppress(UnknownTopicOrPartitionError):
-            yield admin.describe_topic(name)
 
 
 def suffering(topic: TopicDescription) -> list[Suffering]:

@@ -46,7 +46,7 @@ def leader_election(
     with open_admin(bootstrap_server) as admin:
         wanted = None
         if topic:
-            numbers = [partition.partition for partition in admin.describe_topic(topic).partitions]
+            numbers = [partition.partition for partition in admin.describe_topic(topic, with_offsets=False).partitions]
             wanted = [TopicPartition(topic, n) for n in (numbers if partition is None else [partition])]
         results = admin.elect_leaders(wanted, unclean=election_type is ElectionType.UNCLEAN)
     _show(results, output)

@@ -37,7 +37,7 @@ def chosen_partitions(admin: Admin, topics: Iterable[str]) -> list[TopicPartitio
     chosen: set[TopicPartition] = set()
     for name, numbers in [parse_topic(text) for text in topics]:
         if numbers is None:
-            numbers = [partition.partition for partition in admin.describe_topic(name).partitions]
+            numbers = [partition.partition for partition in admin.describe_topic(name, with_offsets=False).partitions]
         chosen |= {TopicPartition(name, number) for number in numbers}
     return sorted(chosen)
 

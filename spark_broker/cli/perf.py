@@ -74,7 +74,10 @@ def perf_consume(
     from spark_broker.cli.measure import measure_consume
 
     with spark_broker.Admin(servers) as admin:
-        chosen = [TopicPartition(topic, partition.partition) for partition in admin.describe_topic(topic).partitions]
+        chosen = [
+            TopicPartition(topic, partition.partition)
+            for partition in admin.describe_topic(topic, with_offsets=False).partitions
+        ]
     with spark_broker.Consumer(servers, config=reading_settings(config), enable_auto_commit=False) as consumer:
         figures = measure_consume(consumer, chosen, records)
     if output is OutputFormat.JSON:

@@ -55,7 +55,7 @@ def produce(
     """
     servers = bootstrap_servers(bootstrap_server)
     with spark_broker.Admin(servers) as admin:
-        schema = admin.describe_topic(topic).schema
+        schema = admin.describe_topic(topic, with_offsets=False).schema
     from spark_broker.cli.lines import RowMaker
 
     maker = RowMaker(schema, key_separator, skip_bad=skip_bad)

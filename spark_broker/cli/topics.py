@@ -56,7 +56,7 @@ def create(
                 raise
             note(f"topic {topic} exists")
         else:
-            note(f"created topic {topic}: {_shape(admin.describe_topic(topic))}")
+            note(f"created topic {topic}: {_shape(admin.describe_topic(topic, with_offsets=False))}")
 
 
 def _shape(topic: TopicDescription) -> str:
@@ -132,7 +132,7 @@ def alter_schema(
 
     with open_admin(bootstrap_server) as admin:
         admin.alter_topic_schema(topic, parse_schema(column))
-        described = admin.describe_topic(topic)
+        described = admin.describe_topic(topic, with_offsets=False)
     note(f"topic {topic} has schema {described.schema_id}: {', '.join(described.schema.names)}")
 
 

@@ -147,25 +147,36 @@ class Admin(GroupAdmin, OfOneProcess):
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """Names of topics, sorted."""
-        deadline, internal_too = self._deadline(), given.flag(include_internal, "include_internal")
-        topics = self._metadata.fetch(None, deadline).topics.values()
-        return sorted(topic.name for topic in topics if internal_too or not topic.internal)
+        return [topic.name for topic in self._topics(include_internal)]
 
-    def describe_topic(self, name: str) -> TopicDescription:
-        """The topic as it is now. A partition whose leader does not answer at once has no offsets.
+    def describe_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
+        """Every topic, sorted by name, as one broker shows it. No leader is asked, so partitions have no offsets."""
+        return [described(topic, {}) for topic in self._topics(include_internal)]
+
+    def _topics(self, include_internal: bool) -> list[TopicView]:
+        deadline, internal_too = self._deadline(), given.flag(include_internal, "include_internal")
+        topics = self._metadata.fetch(None, deadline).topics
+        return [topic for _, topic in sorted(topics.items()) if internal_too or not topic.internal]
+
+    def describe_topic(self, name: str, *, with_offsets: bool = True) -> TopicDescription:
+        """The topic as it is now. A partition whose leader does not answer within 2 s has no offsets, and none has any
+        with `with_offsets=False`, which asks no leader.
 
         Raises UnknownTopicOrPartitionError.
         """
         deadline, name = self._deadline(), given.topic_name(name)
+        asks_leaders = given.flag(with_offsets, "with_offsets")
         topic = self._existing(name, deadline)
+        if not asks_leaders:
+            return described(topic, {})
         partitions = [TopicPartition(name, state.partition) for state in topic.partitions]
-        offsets, _ = try_lookup_offsets(
+        listed, _ = try_lookup_offsets(
             self._metadata, all_at(partitions, LATEST), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
         )
         # An election may have come meanwhile. Show the leaders that gave the offsets.
         topic = self._metadata.view.topic(name) or topic
         next_run_ms = self._next_tiering_ms(topic) if topic.settings.delta_path else -1
-        return described(topic, offsets, known(next_run_ms))
+        return described(topic, listed, known(next_run_ms))
 
     def _next_tiering_ms(self, topic: TopicView) -> int:
         """Only the controller knows; -1 if it does not answer at once."""

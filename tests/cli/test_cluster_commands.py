@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import jobs.cluster
@@ -31,7 +32,7 @@ from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.metadata_claim import CLAIM, Claim, Owner
 from spark_broker.driver.metadata_store import LocalStore
 from spark_broker.errors import ClusterStartError, InvalidDataError, NotControllerError
-from spark_broker.protocol.messages import ControllerMetadata
+from spark_broker.protocol.messages import CallRequest, ControllerMetadata, ListOffsetsRequest
 from spark_broker.storage.filesystem import LocalFileSystem
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
@@ -438,6 +439,34 @@ def test_status_counts_what_the_cluster_suffers_from(cluster: FakeCluster, run: 
         "under_replicated_partitions": 5,
         "under_min_isr_partitions": 2,
     }
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("cluster", "status"),
+        ("doctor",),
+        ("leader-election", "--election-type", "unclean", "--topic", "t"),
+        ("produce", "t"),
+        ("topics", "alter-schema", "t", "--column", "more:int64"),
+        ("topics", "create", "new"),
+    ],
+)
+def test_a_command_that_shows_no_offsets_waits_for_no_leader(
+    cluster: FakeCluster, run: Run, command: tuple[str, ...]
+) -> None:
+    """Story: each partition without a leader took two seconds, when there was most to look at."""
+    cluster.create("t", 2, schema=pa.schema({"n": pa.int64()}))
+    cluster.elect("t", 0, -1)
+    asked: list[ListOffsetsRequest] = []
+
+    def look(broker: int, request: CallRequest) -> None:
+        if isinstance(request, ListOffsetsRequest):
+            asked.append(request)
+
+    cluster.call_hook = look
+    run(*command)
+    assert asked == []
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -14,7 +14,6 @@ from spark_broker.protocol.messages import (
     CallRequest,
     DescribeLogDirRequest,
     HistoryMetadata,
-    MetadataRequest,
     ReplicaSetAside,
 )
 from spark_broker.spark import delta_session
@@ -167,21 +166,6 @@ def test_a_question_that_is_not_answered_hides_no_other_answer(run: Run, cluster
     assert [finding["what"] for finding in ended.json if finding["state"] == "wrong"] == [
         *("broker 2", "topic t", "cluster"),
     ]
-
-
-@pytest.mark.usefixtures("java", "jars", "packages")
-def test_a_topic_that_is_deleted_while_it_is_looked_at_is_no_finding(run: Run, cluster: FakeCluster) -> None:
-    """The list of topics names it, and then nobody knows it."""
-    cluster.create("fine", 1)
-    cluster.create("gone", 1)
-
-    def delete(broker: int, request: CallRequest) -> None:
-        if isinstance(request, MetadataRequest) and request.topics:
-            cluster.topics.pop("gone", None)
-
-    cluster.call_hook = delete
-    assert run("doctor", "-b", cluster.bootstrap).status == 0
-    assert run("cluster", "status", "-b", cluster.bootstrap).status == 0
 
 
 @pytest.mark.usefixtures("java", "jars", "packages")

@@ -287,6 +287,25 @@ def test_a_partition_without_a_leader_is_described_without_offsets(cluster: Fake
     assert (second.leader, second.log_start_offset, second.high_watermark) == (1, 0, 0)
 
 
+def test_topics_are_described_without_offsets_in_one_question(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create(CONSUMER_OFFSETS_TOPIC)
+    cluster.create("b", config={"retention.ms": "1"}).partitions[0].leader = -1
+    cluster.create("a", 2)
+    whole, asked = admin.describe_topic("a"), list[CallRequest]()
+    cluster.call_hook = lambda broker, request: asked.append(request)
+    a, b = admin.describe_topics()
+    assert [type(request) for request in asked] == [MetadataRequest]
+    assert [topic.name for topic in admin.describe_topics(include_internal=True)] == [CONSUMER_OFFSETS_TOPIC, "a", "b"]
+    assert (b.config, b.partitions[0].leader) == ({"retention.ms": "1"}, None)
+    assert [p.high_watermark for p in (*a.partitions, *b.partitions)] == [None, None, None]
+    alone = admin.describe_topic("a", with_offsets=False)
+    assert (alone.topic_id, alone.partitions) == (a.topic_id, a.partitions)
+    assert [p.leader for p in a.partitions] == [p.leader for p in whole.partitions]
+    assert all(isinstance(request, MetadataRequest) for request in asked)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        admin.describe_topic("nope", with_offsets=False)
+
+
 def test_errors_of_the_controller_come_back_as_their_type(cluster: FakeCluster, admin: Admin) -> None:
     cluster.create("t")
     with pytest.raises(TopicAlreadyExistsError, match="'t'"):

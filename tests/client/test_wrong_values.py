@@ -93,7 +93,7 @@ def released_view() -> memoryview:
 
 GOOD: Mapping[str, Any] = {
     **dict.fromkeys(("topic", "name"), "t"),
-    **dict.fromkeys(("unclean", "include_internal", "include_fenced", "single_use"), False),
+    **dict.fromkeys(("unclean", "include_internal", "include_fenced", "single_use", "with_offsets"), False),
     **dict.fromkeys(("partition", "timestamp", "bootstrap_servers"), None),
     **dict.fromkeys(("names", "topics", "data", "headers", "winners", "states", "group_ids"), ()),
     **dict.fromkeys(("times", "moments", "values", "config"), MappingProxyType({})),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
-from spark_broker.cli.output import fail, note, print_json, print_table
+from spark_broker.cli.output import note, print_error, print_json, print_table
+from spark_broker.errors import InvalidDataError, KafkaStorageError, SparkBrokerError
 from spark_broker.model import LogDirInfo, SetAside
 from spark_broker.pages import page
 from spark_broker.times import shown
+
+if TYPE_CHECKING:
+    from spark_broker.storage.strays import Stray
 
 log_dirs = typer.Typer(help="Look at brokers' log directories, bring replicas back.", no_args_is_help=True)
 
@@ -64,16 +68,45 @@ def restore(
 ) -> None:
     """Give strays their names again. Run this on the brokers' machine, while the cluster is stopped.
 
-    The metadata must know their topics again: put the newest metadata.dir back first.
+    The metadata must know their topics again: put the newest metadata.dir back first. Status 1 when one of them could
+    not be restored; the others are.
     """
+    chosen, restored = list(dict.fromkeys(path.resolve() for path in paths)), 0
+    strays: dict[Path, list[Stray]] = {}  # of each directory, which is read once
+    for path in chosen:
+        try:
+            name = _restored(path, strays).name
+        except SparkBrokerError as error:
+            print_error(str(error))
+        except OSError as error:
+            print_error(f"{error.filename or path}: {error.strerror}")
+        else:
+            restored += 1
+            note(f"{path.name} is {name} again")
+    if restored < len(chosen):
+        note(f"{restored} of {len(chosen)} are restored")
+        raise typer.Exit(1)
+
+
+def _restored(path: Path, strays: dict[Path, list[Stray]]) -> Path:
+    """Where the stray is now. Raises InvalidDataError, LogDirectoryLockedError, KafkaStorageError and OSError."""
     from spark_broker.storage.strays import bring_back, strays_in
 
-    for path in dict.fromkeys(path.resolve() for path in paths):
-        found = strays_in(path.parent) if path.parent.is_dir() else []
-        stray = next((stray for stray in found if stray.replica.path == path), None)
-        if stray is None:
-            fail(f"{path} is no replica that was set aside as a stray")
-        note(f"{path.name} is {bring_back(stray).name} again")
+    if path.parent not in strays:
+        strays[path.parent] = strays_in(path.parent) if path.parent.is_dir() else []
+    stray = next((stray for stray in strays[path.parent] if stray.replica.path == path), None)
+    if stray is None:
+        raise InvalidDataError(
+            f"{path} is no replica that was set aside as a stray",
+            hint="Give directories that end with `.stray`, of one of a broker's partitions.",
+        )
+    try:
+        return bring_back(stray)
+    except KafkaStorageError as error:
+        taken = path.parent / f"{stray.replica.topic}-{stray.replica.partition}"
+        raise KafkaStorageError(
+            error.message, hint=f"Move or delete {taken} first, or leave {path.name} out."
+        ) from error
 
 
 def _lines(info: LogDirInfo) -> list[ReplicaLine]:

@@ -36,10 +36,10 @@ def test_a_script_gets_a_line_for_each_replica(run: Run, cluster: FakeCluster) -
     ]
 
 
-def stray_in(directory: Path) -> Path:
-    path = directory / STRAY
+def stray_in(directory: Path, partition: int = 0) -> Path:
+    path = directory / STRAY.replace("t-0", f"t-{partition}")
     path.mkdir(parents=True)
-    write_checkpoint(path / PARTITION_FILE, ["t", "f" * 32, 0])
+    write_checkpoint(path / PARTITION_FILE, ["t", "f" * 32, partition])
     return path
 
 
@@ -63,3 +63,25 @@ def test_no_stray_takes_the_place_of_a_replica_or_of_a_running_brokers(run: Run,
     assert refused.status != 0
     assert "exists" in refused.err
     assert path.is_dir()
+
+
+def test_what_cannot_be_restored_keeps_no_other_stray_from_its_name(run: Run, tmp_path: Path) -> None:
+    """Story: the pattern on the page of backups also named a stray whose name was taken. All after it were left."""
+    logs, locked = tmp_path / "broker-0", tmp_path / "broker-1"
+    paths = [*(stray_in(logs, number) for number in range(4)), stray_in(locked, 4)]
+    (logs / "t-1").mkdir()
+    (paths[2] / PARTITION_FILE).write_text("no checkpoint")
+    lock = DirectoryLock.acquire(locked, launch=1)
+    ended = run("log-dirs", "restore", *paths)
+    lock.release()
+    assert ended.status == 1
+    assert sorted(path.name for path in logs.iterdir() if path.suffix != ".stray") == ["t-0", "t-1", "t-3"]
+    lines = ended.err.splitlines()
+    assert {f"{paths[0].name} is t-0 again", f"{paths[3].name} is t-3 again"} < set(lines)
+    assert lines[-1] == "2 of 5 are restored"
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 3
+    assert f"{logs / 't-1'} exists" in errors[0]
+    assert f"Move or delete {logs / 't-1'} first, or leave {paths[1].name} out" in errors[0]
+    assert f"{paths[2]} is no replica that was set aside as a stray" in errors[1]
+    assert f"a broker runs in {locked}" in errors[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ import typer
 from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import counted, note, print_error, print_json, print_line, print_table
 from spark_broker.cli.records import LeftOut, readable
+from spark_broker.errors import CorruptMessageError
 from spark_broker.model import NOT_SHOWABLE
 from spark_broker.times import shown_ms
 
@@ -56,57 +57,73 @@ def dump_log(
 
     Status 1 when anything is damaged, and when a row that is to be printed could not be shown.
     """
-    from spark_broker.cli.segment_dump import chain_problem, read_segment, segments_at
+    from spark_broker.cli.segment_dump import segments_at
 
-    problems, left_out = 0, LeftOut()
-    for directory, base_offset in (segment for path in paths for segment in segments_at(path)):
-        batches = list(read_segment(directory, base_offset))
-        problem = chain_problem(directory, base_offset)
-        lines = list(_lines(directory, base_offset, batches, data, left_out))
+    damaged, left_out = 0, LeftOut()
+    for directory, base_offset in [segment for path in paths for segment in segments_at(path)]:
+        lines, problems = _read(directory, base_offset, data, left_out)
         if output is OutputFormat.JSON:
             for line in lines:
                 print_json(line)
-        else:
+        elif lines or not problems:
             _print_segment(directory, base_offset, lines, data)
-        problems += sum(bool(batch.problem) for batch in batches) + bool(problem)
-        if problem:
-            print_error(f"{directory.name}/{base_offset:020d}: {problem}")
-    if problems:
-        note(f"{problems} damaged")
+        damaged += sum(bool(line.problem) for line in lines) + len(problems)
+        for problem in problems:
+            print_error(f"{_name(directory, base_offset)}: {problem}")
+    if damaged:
+        note(f"{damaged} damaged")
     left_out.check()
-    if problems:
+    if damaged:
         raise typer.Exit(1)
 
 
-def _lines(
-    directory: Path, base_offset: int, batches: list[DumpedBatch], data: bool, left_out: LeftOut
-) -> Iterator[BatchLine]:
-    from spark_broker.cli.segment_dump import offsets_of, rows_of, segment_schema
+def _name(directory: Path, base_offset: int) -> str:
+    return f"{directory.name}/{base_offset:020d}"
 
-    schema = segment_schema(directory, base_offset) if data else None
-    for batch in batches:
-        header = batch.header
-        rows = None if schema is None or batch.problem else rows_of(batch, schema)
-        yield BatchLine(
-            segment=f"{directory.name}/{base_offset:020d}",
-            base_offset=header.base_offset,
-            last_offset=header.last_offset,
-            row_count=header.row_count,
-            position=batch.position,
-            length_bytes=header.length,
-            append_time_ms=header.append_time_ms,
-            max_timestamp_us=header.max_timestamp_us,
-            leader_epoch=header.leader_epoch,
-            producer_id=header.producer_id,
-            producer_epoch=header.producer_epoch,
-            base_sequence=header.base_sequence,
-            schema_id=header.schema_id,
-            attributes=batch.attributes,
-            message_crc=header.message_crc,
-            problem=batch.problem,
-            data=None if rows is None else _readable_rows(rows, offsets_of(batch), left_out),
-            offsets=None if rows is None else offsets_of(batch),
-        )
+
+def _read(directory: Path, base_offset: int, data: bool, left_out: LeftOut) -> tuple[list[BatchLine], list[str]]:
+    """The batches of a segment, and what is wrong with it as a whole. `data`: with their rows."""
+    from spark_broker.cli.segment_dump import read_segment, segment_schema
+
+    batches, problem = read_segment(directory, base_offset)
+    problems, schema = [problem] if problem else [], None
+    if data and batches:
+        schema, why_none = segment_schema(directory, base_offset)
+        problems += [f"its rows cannot be shown: {why_none}"] if schema is None else []
+    return [_line(_name(directory, base_offset), batch, schema, left_out) for batch in batches], problems
+
+
+def _line(segment: str, batch: DumpedBatch, schema: pa.Schema | None, left_out: LeftOut) -> BatchLine:
+    from spark_broker.cli.segment_dump import offsets_of, rows_of
+
+    header, problem = batch.header, batch.problem
+    rows, offsets = None, None
+    if schema is not None and not problem:
+        try:
+            offsets = offsets_of(batch)
+            rows = _readable_rows(rows_of(batch, schema), offsets, left_out)
+        except CorruptMessageError as error:
+            problem = error.message
+    return BatchLine(
+        segment=segment,
+        base_offset=header.base_offset,
+        last_offset=header.last_offset,
+        row_count=header.row_count,
+        position=batch.position,
+        length_bytes=header.length,
+        append_time_ms=header.append_time_ms,
+        max_timestamp_us=header.max_timestamp_us,
+        leader_epoch=header.leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        schema_id=header.schema_id,
+        attributes=batch.attributes,
+        message_crc=header.message_crc,
+        problem=problem,
+        data=rows,
+        offsets=None if rows is None else offsets,
+    )
 
 
 def _readable_rows(rows: pa.RecordBatch, offsets: Sequence[int], left_out: LeftOut) -> list[object]:
@@ -124,7 +141,7 @@ def _readable_rows(rows: pa.RecordBatch, offsets: Sequence[int], left_out: LeftO
 def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], data: bool) -> None:
     batches, rows = len(lines), sum(line.row_count for line in lines)
     size = f"{counted(batches, 'batch', 'batches')}, {counted(rows, 'row', 'rows')}"
-    title = f"{directory.name}/{base_offset:020d}: {size}"
+    title = f"{_name(directory, base_offset)}: {size}"
     print_table(COLUMNS, [_cells(line) for line in lines], title=title, right=RIGHT)
     if data:
         for line in lines:

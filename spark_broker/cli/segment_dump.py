@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from spark_broker.errors import CorruptMessageError, DamagedLogError, InvalidDataError, SparkBrokerError
+from spark_broker.errors import (
+    CorruptMessageError,
+    DamagedLogError,
+    InvalidDataError,
+    InvalidSchemaError,
+    SparkBrokerError,
+)
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas, verify_stored
 from spark_broker.protocol.frame import ENTRY_BYTES, Attributes, BatchHeader, unpack_header
 from spark_broker.protocol.ipc_message import head_length
 from spark_broker.protocol.schema import schema_from_bytes
-from spark_broker.storage.files import read_whole
-from spark_broker.storage.filesystem import LOCAL
+from spark_broker.storage.files import is_refusal, read_range, read_whole
+from spark_broker.storage.filesystem import LOCAL, ReadError
 from spark_broker.storage.index import INDEX_BYTES_MAX, EntryIndex, check_chain
 from spark_broker.storage.segment import ARROW_SUFFIX, INDEX_SUFFIX, segment_paths
 
@@ -56,29 +61,53 @@ def segments_at(path: Path) -> list[tuple[Path, int]]:
     return [(path.parent, int(path.stem))]
 
 
-def read_segment(directory: Path, base_offset: int) -> Iterator[DumpedBatch]:
-    """The batches of a segment, in order, damaged ones included. Raises DamagedLogError where the index is unusable."""
+def read_segment(directory: Path, base_offset: int) -> tuple[list[DumpedBatch], str]:
+    """The batches of a segment, in order, damaged ones included; and what is wrong with its index as a whole, such as a
+    gap in offsets or positions. Empty when nothing is.
+    """
     arrow_path, index_path = segment_paths(directory, base_offset)
     try:
         packed = read_whole(LOCAL, index_path, INDEX_BYTES_MAX)
         # A broker may be writing: a last entry that is there only in part is not an entry yet.
         index = EntryIndex.from_bytes(packed[: len(packed) // ENTRY_BYTES * ENTRY_BYTES])
-        with arrow_path.open("rb") as file:
-            for at, entry in enumerate(index.entries):
-                header = unpack_header(entry.tobytes(), verify=False)
-                position = int(entry["position"])
-                file.seek(max(position, 0))
-                message = file.read(max(header.length, 0))
-                problem = _entry_problem(index, at) or _message_problem(header, message)
-                yield DumpedBatch(header, position, message, problem)
+        size = arrow_path.stat().st_size
+        batches = [_batch(index, at, arrow_path, size) for at in range(len(index))]
     except FileNotFoundError as error:
-        raise DamagedLogError(f"segment {base_offset} has lost a file: {error.filename}") from None
+        return [], f"it has lost a file: {error.filename}"
+    except (DamagedLogError, OSError) as error:
+        return [], _why_unreadable(error)
+    return batches, _chain_problem(index, base_offset)
 
 
-def chain_problem(directory: Path, base_offset: int) -> str:
-    """What is wrong with a segment's index as a whole: gaps in offsets or positions. Empty when nothing is."""
-    packed = read_whole(LOCAL, segment_paths(directory, base_offset)[1], INDEX_BYTES_MAX)
-    index = EntryIndex.from_bytes(packed[: len(packed) // ENTRY_BYTES * ENTRY_BYTES])
+def _batch(index: EntryIndex, at: int, arrow_path: Path, size: int) -> DumpedBatch:
+    """One batch. Whatever its entry says, nothing is read that the file, of so many bytes, does not have."""
+    entry = index.entries[at]
+    header, position = unpack_header(entry.tobytes(), verify=False), int(entry["position"])
+    message, problem = b"", _entry_problem(index, at)
+    if not 0 <= position <= size or header.length < 0:
+        problem = problem or "the entry names bytes that the file does not have"
+    elif position + header.length > size:
+        problem = problem or f"the .arrow file ends after {size - position} of {header.length} bytes"
+    else:
+        try:
+            message = read_range(LOCAL, arrow_path, header.length, position)
+        except ReadError as error:
+            problem = problem or _why_unreadable(error)
+        else:
+            problem = problem or _message_problem(header, message)
+    return DumpedBatch(header, position, message, problem)
+
+
+def _why_unreadable(error: OSError | SparkBrokerError) -> str:
+    """Raises the error of a limit of this process: it says nothing of the file."""
+    if isinstance(error, SparkBrokerError):
+        return error.message
+    if is_refusal(error):
+        raise error
+    return f"it cannot be read: {error.strerror}"
+
+
+def _chain_problem(index: EntryIndex, base_offset: int) -> str:
     if not len(index):
         return "the index is empty"
     try:
@@ -88,23 +117,26 @@ def chain_problem(directory: Path, base_offset: int) -> str:
     return ""
 
 
-def segment_schema(directory: Path, base_offset: int) -> pa.Schema:
-    """The schema at the head of the `.arrow` file. Raises InvalidSchemaError or CorruptMessageError."""
-    with segment_paths(directory, base_offset)[0].open("rb") as file:
-        prefix = file.read(PREFIX_BYTES)
-        if len(prefix) < PREFIX_BYTES:
-            raise CorruptMessageError("the file is shorter than a schema message")
+def segment_schema(directory: Path, base_offset: int) -> tuple[pa.Schema | None, str]:
+    """The schema at the head of the `.arrow` file; None, and why it is not there."""
+    path = segment_paths(directory, base_offset)[0]
+    try:
+        prefix = read_range(LOCAL, path, PREFIX_BYTES, 0)
         size = PREFIX_BYTES + int.from_bytes(prefix[4:], "little")
-        return schema_from_bytes(prefix + file.read(size - PREFIX_BYTES))
+        if len(prefix) < PREFIX_BYTES or size > path.stat().st_size:
+            return None, "the file is shorter than its schema message"
+        return schema_from_bytes(read_range(LOCAL, path, size, 0)), ""
+    except (InvalidSchemaError, OSError) as error:
+        return None, _why_unreadable(error)
 
 
 def rows_of(batch: DumpedBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of an undamaged batch."""
+    """The rows of an undamaged batch. Raises CorruptMessageError where they are not of this schema."""
     return decode_batch(batch.message, schema)
 
 
 def offsets_of(batch: DumpedBatch) -> list[int]:
-    """The offsets of these rows."""
+    """The offsets of these rows. Raises CorruptMessageError."""
     offsets: list[int] = (batch.header.base_offset + row_deltas(batch.header, batch.message)).tolist()
     return offsets
 

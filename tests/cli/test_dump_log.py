@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -12,6 +14,7 @@ from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import ENTRY_BYTES
 from spark_broker.protocol.schema import schema_to_bytes
 from spark_broker.storage.config import LogConfig
+from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.start_kind import StartKind
 from tests.cli.conftest import Run
@@ -116,6 +119,89 @@ def test_a_flipped_byte_of_an_index_entry_is_found(directory: Path, run: Run) ->
     ended = run("dump-log", directory, "-o", "json")
     assert ended.status == 1
     assert [bool(batch["problem"]) for batch in ended.json_lines] == [False, False, False, True]
+
+
+def test_whatever_bit_of_an_entry_is_flipped_the_other_batches_are_shown(directory: Path, run: Run) -> None:
+    """Story: a bit in the upper half of the position ended the command in a traceback, and nothing was shown."""
+    index = segment(directory, 0, ".index")
+    whole = index.read_bytes()
+    first, second = whole[:ENTRY_BYTES], int.from_bytes(whole[ENTRY_BYTES:], "little")
+    flipped = [(second ^ 1 << bit).to_bytes(ENTRY_BYTES, "little") for bit in range(8 * ENTRY_BYTES)]
+    index.write_bytes(b"".join((first, *flipped, whole[ENTRY_BYTES:])))
+    ended = run("dump-log", index, "-o", "json")
+    problems = [batch["problem"] for batch in ended.json_lines]
+    assert (ended.status, problems[0], problems[-1]) == (1, "", "")
+    assert all(problems[1:-1])
+    assert sum("the file does not have" in problem for problem in problems) > 19
+    assert run("dump-log", index).status == 1
+
+
+def test_entries_of_any_bytes_are_shown_with_what_is_wrong(directory: Path, run: Run) -> None:
+    random, index = Random(7), segment(directory, 0, ".index")
+    last = b"\0" * 7 + b"\x80" + b"\xff" * 72  # the least offset that there is, and a last one below it
+    index.write_bytes(last + random.randbytes(300 * ENTRY_BYTES))
+    ended = run("dump-log", index, "--print-data-log", "-o", "json")
+    assert ended.status == 1
+    assert all(batch["problem"] for batch in ended.json_lines)
+    assert len(ended.json_lines) == 301
+    assert run("dump-log", index).status == 1
+
+
+def test_a_bad_sector_under_one_batch_hides_no_other(
+    directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position = run("dump-log", segment(directory, 0, ".arrow"), "-o", "json").json_lines[1]["position"]
+
+    def pread(fd: int, length: int, at: int) -> bytes:
+        if at == position:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(fd, length, at)
+
+    monkeypatch.setattr(LocalFileSystem, "pread", staticmethod(pread))
+    ended = run("dump-log", directory, "-o", "json", "--print-data-log")
+    assert ended.status == 1
+    assert [batch["problem"] for batch in ended.json_lines][:2] == ["", "it cannot be read: Input/output error"]
+    assert [batch["base_offset"] for batch in ended.json_lines] == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("broken", ["a lost file", "an index of a bad disk", "an index that is a directory"])
+def test_a_segment_that_cannot_be_read_hides_no_other(
+    directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Story: the first segment had lost a file, and no later one was shown."""
+    index, read_bytes = segment(directory, 0, ".index"), LocalFileSystem.read_bytes
+
+    def fails(fs: LocalFileSystem, path: Path) -> bytes:
+        if path == index:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_bytes(fs, path)
+
+    if broken == "an index of a bad disk":
+        monkeypatch.setattr(LocalFileSystem, "read_bytes", fails)
+    else:
+        index.unlink()
+    if broken == "an index that is a directory":
+        index.mkdir()
+    ended = run("dump-log", directory, "-o", "json")
+    assert ended.status == 1
+    assert [batch["base_offset"] for batch in ended.json_lines] == [6, 9]
+    assert ended.err.splitlines()[-1] == "1 damaged"
+    assert "flights-0/00000000000000000000: " in ended.err
+
+
+@pytest.mark.parametrize("position", [0, 5, 20])
+def test_a_damaged_schema_hides_rows_and_no_batch(directory: Path, run: Run, position: int) -> None:
+    """In the mark of a message, in its length, and within."""
+    flip(segment(directory, 0, ".arrow"), position)
+    ended = run("dump-log", directory, "--print-data-log", "-o", "json")
+    assert ended.status == 1
+    assert [batch["data"] and len(batch["data"]) for batch in ended.json_lines] == [None, None, 3, 3]
+    assert "flights-0/00000000000000000000: its rows cannot be shown: " in ended.err
+
+
+def test_a_path_that_is_none_is_told_before_anything_is_shown(directory: Path, run: Run) -> None:
+    ended = run("dump-log", directory, directory / "nowhere.arrow")
+    assert (ended.status, ended.out) == (1, "")
 
 
 def test_a_message_cut_short_is_found(directory: Path, run: Run) -> None:

@@ -10,11 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError, SchemaMismatchError
-from spark_broker.protocol.arrays import array_of, repeated, scalar_of, to_numpy
+from spark_broker.client.given_columns import column_of, from_frame
+from spark_broker.errors import (
+    InvalidDataError,
+    InvalidTimestampError,
+    MessageTooLargeError,
+    SchemaMismatchError,
+    SparkBrokerError,
+)
+from spark_broker.protocol.arrays import repeated, scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import MAX_ROWS, encoded_batch
 from spark_broker.protocol.schema import conform
-from spark_broker.protocol.values import UnfitValueError, shown
+from spark_broker.protocol.values import shown
 from spark_broker.times import LATEST_US
 
 METADATA_BYTES = 1024
@@ -125,18 +132,18 @@ def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> 
 def _to_batches(data: object, schema: pa.Schema) -> Sequence[pa.RecordBatch]:
     if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
         return (_from_rows(data, schema),)
+    if not isinstance(data, pa.Table) and not _is_pandas_frame(data):
+        raise InvalidDataError(
+            f"{type(data).__name__} is not a RecordBatch, Table, pandas frame, list of dicts or Arrow stream",
+            hint="Whatever has __arrow_c_stream__ is taken (polars, duckdb); a lazy frame has to be collected first.",
+        )
     try:
-        table = pa.Table.from_pandas(data, preserve_index=False) if _is_pandas_frame(data) else data
-        if isinstance(table, pa.Table):
-            return tuple(table.combine_chunks().to_batches())
-    except MemoryError:
+        table = data if isinstance(data, pa.Table) else from_frame(data, schema)
+        return cast("list[pa.RecordBatch]", table.combine_chunks().to_batches())
+    except (MemoryError, SparkBrokerError):
         raise
     except Exception as error:
         raise InvalidDataError(f"the data does not become a table: {error}") from error
-    raise InvalidDataError(
-        f"{type(data).__name__} is not a RecordBatch, Table, pandas frame, list of dicts or Arrow stream",
-        hint="Whatever has __arrow_c_stream__ is taken (polars, duckdb); a lazy frame has to be collected first.",
-    )
 
 
 def _is_pandas_frame(data: object) -> bool:
@@ -152,36 +159,9 @@ def _from_rows(rows: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
         raise InvalidDataError(f"row {wrong} is {type(rows[wrong]).__name__}, not a dict")
     dicts = cast("Sequence[dict[str, object]]", rows)
     _check_names(dicts, schema)
-    return pa.RecordBatch.from_arrays([_column(dicts, field) for field in schema], schema=schema)
-
-
-def _column(rows: Sequence[dict[str, object]], field: pa.Field) -> pa.Array:
-    values = [row.get(field.name) for row in rows]
-    try:
-        return array_of(values, field.type)
-    except MemoryError:
-        raise
-    except Exception as error:  # The values are anybody's, and their methods raise anything.
-        _check_each(values, field)
-        raise SchemaMismatchError(f"{_shown(field)}: {error}") from error
-
-
-def _check_each(values: Sequence[object], field: pa.Field) -> None:
-    """Raises SchemaMismatchError for the first value that does not fit by itself."""
-    for number, value in enumerate(values):
-        try:
-            array_of([value], field.type)
-        except MemoryError:
-            raise
-        except UnfitValueError as unfit:
-            raise SchemaMismatchError(f"{_shown(field)}, row {number}: {unfit.told(field.name)}") from None
-        except Exception as error:
-            told = f"{shown(value)} does not fit: {error}"
-            raise SchemaMismatchError(f"{_shown(field)}, row {number}: {told}") from error
-
-
-def _shown(field: pa.Field) -> str:
-    return f"column {field.name!r} ({field.type})"
+    return pa.RecordBatch.from_arrays(
+        [column_of([row.get(field.name) for row in dicts], field) for field in schema], schema=schema
+    )
 
 
 def _check_names(rows: Sequence[dict[str, object]], schema: pa.Schema) -> None:

@@ -9,7 +9,7 @@ import math
 import re
 import uuid
 from collections import OrderedDict, deque, namedtuple
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -293,36 +293,53 @@ def view_of(kind: pa.DataType) -> TopicView:
     return TopicView("t", "t" * 32, (), (schema_to_bytes(schema),), {})
 
 
-def stored_of(data: object, kind: pa.DataType) -> Any:
-    """The second row's value, as it is stored. Raises SchemaMismatchError."""
+def in_rows(values: list[Any]) -> object:
+    return [{"c": value} for value in values]
+
+
+def in_frame(values: list[Any]) -> object:
+    return pd.DataFrame({"c": pd.Series(values, dtype=object)})
+
+
+def stored_of(data: object, kind: pa.DataType) -> list[Any]:
+    """Raises SchemaMismatchError."""
     (batch,) = conformed(data, view_of(kind)).batches
     batch.validate(full=True)
-    assert batch.column(0)[0].as_py() is None
-    return raw(batch.column(0)[1])
+    return [raw(stored) for stored in batch.column(0)]
 
 
-def check(value: Any, kind: pa.DataType) -> None:
+def row_named(message: str) -> int:
+    named = re.match(r"column 'c' \(.*\), row (\d+): ", message)
+    assert named, message
+    return int(named[1])
+
+
+def check(values: list[Any], kind: pa.DataType, give: Callable[[list[Any]], object] = in_rows) -> None:
+    """All are stored, or the row of the first one that is not stored by itself is named."""
     try:
-        stored = stored_of([{"c": None}, {"c": value}], kind)
+        stored = stored_of(give(values), kind)
     except SchemaMismatchError as error:
-        refused = error.message
-    else:
-        assert equal(value, stored, kind), f"{value!r} as {kind}: {stored!r}"
-        return
-    assert re.match(r"column 'c' \(.*\), row 1: ", refused), refused
+        row = row_named(error.message)
+        with pytest.raises(SchemaMismatchError):
+            stored_of(give(values[row : row + 1]), kind)
+        values = values[:row]
+        stored = stored_of(give(values), kind) if values else []
+    assert len(stored) == len(values)
+    for value, kept in zip(values, stored, strict=True):
+        assert equal(value, kept, kind), f"{value!r} as {kind}: {kept!r}"
 
 
 @pytest.mark.parametrize("kind", [*LEAVES, *NESTED], ids=str)
 def test_each_kind_of_value_is_refused_or_stored_as_it_is(kind: pa.DataType) -> None:
     for value in VALUES:
-        check(value, kind)
+        check([None, value], kind)
 
 
 @pytest.mark.parametrize("kind", [*LEAVES, *NESTED], ids=str)
 def test_what_nobody_can_show_is_refused_with_its_place(kind: pa.DataType) -> None:
     for value in UNSHOWABLE:
         with pytest.raises(SchemaMismatchError, match=r"column 'c' \(.*\), row 1: "):
-            stored_of([{"c": None}, {"c": value}], kind)
+            stored_of(in_rows([None, value]), kind)
 
 
 def fitting(kind: pa.DataType) -> st.SearchStrategy[Any]:
@@ -438,4 +455,14 @@ KINDS = st.recursive(
 @given(st.data())
 def test_values_of_any_type_are_refused_or_stored_as_they_are(data: st.DataObject) -> None:
     kind = data.draw(KINDS)
-    check(data.draw(values_of(kind)), kind)
+    values = data.draw(st.lists(values_of(kind), min_size=1, max_size=4))
+    check(values, kind)
+    check([*map(as_of_pandas, values)], kind, in_frame)
+
+
+def as_of_pandas(value: Any) -> object:
+    """What is in a frame that is given this: no array without dimensions, and nothing for NaN."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = None if value.dtype == object or value is np.ma.masked else value[()]
+    is_number = isinstance(value, float | np.floating | Decimal)
+    return None if is_number and str(value).lower().lstrip("-s").startswith("nan") else value

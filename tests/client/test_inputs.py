@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from spark_broker import Consumer, Producer
+from spark_broker import Admin, Consumer, Producer
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.inputs import conformed
 from spark_broker.errors import InvalidTimestampError, SchemaMismatchError
@@ -132,6 +132,100 @@ def test_what_a_consumer_hands_out_can_be_appended(cluster: FakeCluster) -> None
         assert records[0].value == row
         producer.append("copy", [record.value for record in records], partition=0).result(10)
     assert cluster.rows("copy", 0) == cluster.rows("t", 0)
+
+
+NOON = datetime(2026, 1, 1, 12)  # noqa: DTZ001
+NEW_YORK = timezone(timedelta(hours=-5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.date32(), [date(2026, 1, 1), NOON]),
+        (pa.list_(pa.date32()), [[date(2026, 1, 1)], [NOON]]),
+        (pa.struct([("d", pa.date32())]), [{"d": date(2026, 1, 1)}, {"d": NOON}]),
+        (pa.timestamp("us"), [NOON, NOON.replace(tzinfo=NEW_YORK)]),
+        (pa.timestamp("us"), [NOON, pd.Timestamp(1_500)]),
+        (pa.duration("us"), [timedelta(1), pd.Timedelta(1_500)]),
+        (pa.time64("us"), [time(12), time(12, tzinfo=UTC)]),
+        (pa.float64(), [1.5, np.uint64(2**64 - 1)]),
+        (pa.float64(), [1.5, True]),
+        (pa.string(), ["a", 1]),
+        (pa.string(), ["a", "\ud800"]),
+        (pa.int64(), [1, "a"]),
+        (pa.map_(pa.string(), pa.int64()), [{"a": 1}, {"a": 1.5}]),
+    ],
+)
+def test_objects_of_a_frame_are_refused_as_those_of_rows(kind: pa.DataType, values: list[object]) -> None:
+    """Story: Arrow looked for a type that all of them can be given. Zones, nanoseconds and times of day were gone."""
+    topic = view_of(pa.schema([("c", kind), ("n", pa.float64())]))
+    with pytest.raises(SchemaMismatchError, match=r"column 'c' \(.*\), row 1: .* does not fit"):
+        conformed(pd.DataFrame({"n": [1.5, 2.5], "c": pd.Series(values, dtype=object)}), topic)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.date32(), [date(2026, 1, 1), NOON]),
+        (pa.timestamp("us"), [NOON, NOON.replace(tzinfo=NEW_YORK)]),
+        (pa.time64("us"), [time(12), time(12, tzinfo=UTC)]),
+        (pa.string(), ["a", "\ud800"]),
+        (pa.int64(), ["a", "b"]),
+    ],
+)
+def test_categories_of_a_frame_are_refused_as_the_values_that_they_are(kind: pa.DataType, values: list[object]) -> None:
+    column = pd.Categorical([values[0], values[1]], categories=pd.Index(values, dtype=object))
+    with pytest.raises(SchemaMismatchError, match=r"column 'c' \(.*\), row [01]: .* does not fit"):
+        conformed(pd.DataFrame({"c": column}), view_of(pa.schema([("c", kind)])))
+
+
+def test_a_frame_has_objects_of_every_type() -> None:
+    """Story: a map could not be given in a frame."""
+    moments: list[object] = [NOON, NOON.replace(tzinfo=NEW_YORK), None]
+    columns: dict[str, tuple[pa.DataType, list[object], list[object]]] = {
+        "map": (pa.map_(pa.string(), pa.int64()), [{"a": 1}, [("b", 2)], None], [[("a", 1)], [("b", 2)], None]),
+        "text": (pa.string(), ["a", math.nan, pd.NA], ["a", None, None]),
+        "bytes": (pa.binary(), [b"a", "b", None], [b"a", b"b", None]),
+        "int": (pa.int32(), [1, pd.NA, math.nan], [1, None, None]),
+        "day": (pa.date32(), [date(2026, 1, 1), pd.NaT, None], [date(2026, 1, 1), None, None]),
+        "moment": (
+            pa.timestamp("us", "UTC"),
+            moments,
+            [NOON.replace(tzinfo=UTC), NOON.replace(hour=17, tzinfo=UTC), None],
+        ),
+        "decimal": (
+            pa.decimal128(5, 2),
+            [Decimal(1), Decimal("2.5"), Decimal("NaN")],
+            [Decimal(1), Decimal("2.5"), None],
+        ),
+        "nested": (pa.list_(pa.float64()), [[1.5, math.inf], np.array([2.5]), []], [[1.5, math.inf], [2.5], []]),
+        "none": (pa.string(), [None, None, None], [None, None, None]),
+    }
+    frame = pd.DataFrame({name: pd.Series(given, dtype=object) for name, (_, given, _) in columns.items()})
+    frame["typed"] = [1, 2, 3]
+    frame["category"] = pd.Categorical(["a", None, "b"])
+    frame["moments"] = pd.Series(moments, dtype=object).astype("category")
+    kinds = [("category", pa.string()), ("moments", pa.timestamp("us", "UTC")), ("typed", pa.int64())]
+    schema = pa.schema([*kinds, *((name, kind) for name, (kind, _, _) in columns.items())])
+    (batch,) = conformed(frame.iloc[:, ::-1], view_of(schema)).batches
+    assert batch.schema == schema
+    for name, (_, _, stored) in columns.items():
+        assert batch.column(name).to_pylist() == stored, name
+    assert batch.column("typed").to_pylist() == [1, 2, 3]
+    assert batch.column("category").to_pylist() == ["a", None, "b"]
+    assert batch.column("moments").equals(batch.column("moment"))
+
+
+def test_objects_in_a_column_that_is_new_are_taken(cluster: FakeCluster) -> None:
+    """The producer learns of a newer schema when the data does not fit."""
+    cluster.create("t", schema=pa.schema([("a", pa.int64())]))
+    with Producer(cluster.bootstrap) as producer, Admin(cluster.bootstrap) as admin:
+        producer.append("t", [{"a": 1}]).result(10)
+        admin.alter_topic_schema("t", "days ARRAY<DATE>")
+        newer = pd.DataFrame({"a": [2], "days": [[date(2026, 1, 1)]]})
+        assert producer.append("t", newer).result(10)[0].count == 1
+        with pytest.raises(SchemaMismatchError, match="unknown column 'dais'; did you mean 'days'"):
+            producer.append("t", newer.rename(columns={"days": "dais"})).result(10)
 
 
 @pytest.mark.parametrize("time_us", [-1, 2**63 - 1, 1_515_695_000_000_000_000])

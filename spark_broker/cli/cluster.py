@@ -14,6 +14,7 @@ import typer
 import spark_broker
 from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
 from spark_broker.cli.cluster_state import (
+    WAIT_MAX_S,
     ClusterState,
     cluster_command,
     data_directory,
@@ -99,7 +100,9 @@ def start(
         bool, typer.Option("--temporary", help="With --detach: delete the data when the cluster stops.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the cluster is up.")] = False,
-    timeout: Annotated[int, typer.Option(metavar="SECONDS", help="How long --detach waits for the cluster.")] = 240,
+    timeout: Annotated[
+        int, typer.Option(min=1, max=WAIT_MAX_S, metavar="SECONDS", help="How long --detach waits for the cluster.")
+    ] = 240,
     state_file: StateFile = None,
 ) -> None:
     """Start a cluster: a Spark application whose executors are brokers. Runs until Ctrl-C, or in the background."""
@@ -165,7 +168,9 @@ def _noted(path: Path, *, needed: bool) -> ClusterState | None:
 
 @cluster.command()
 def stop(
-    timeout: Annotated[int, typer.Option(metavar="SECONDS", help="How long to wait for its end.")] = 60,
+    timeout: Annotated[
+        int, typer.Option(min=0, max=WAIT_MAX_S, metavar="SECONDS", help="How long to wait for its end.")
+    ] = 60,
     state_file: StateFile = None,
 ) -> None:
     """Stop the cluster that `cluster start` started: brokers hand over, sync and leave."""

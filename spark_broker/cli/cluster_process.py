@@ -19,6 +19,7 @@ from spark_broker.cli.cluster_state import ClusterState, end_process, lock, lock
 from spark_broker.cli.installed import job_file
 from spark_broker.cli.output import fail, note
 from spark_broker.errors import ClusterStartError, MissingDependencyError
+from spark_broker.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -139,8 +140,19 @@ def start_detached(application: Application, timeout_s: float) -> ClusterState:
     check_spark()
     claim = _claim_start(application.ready_file)
     try:
+        # The spinner comes first: nothing is between the start of the process and whoever ends it.
+        with Console(stderr=True).status("starting Spark ...") as spinner:
+            return _started(application, claim, timeout_s, spinner)
+    finally:
+        os.close(claim)
+
+
+def _started(application: Application, claim: int, timeout_s: float, spinner: Status) -> ClusterState:
+    """Start the process, and wait until it is ready. If it does not come so far, it is ended."""
+    process: subprocess.Popen[bytes] | None = None
+    try:
         application.ready_file.unlink(missing_ok=True)
-        with log_file(application.ready_file).open("wb") as log:
+        with log_file(application.ready_file).open("wb") as log, uninterrupted():
             process = subprocess.Popen(
                 application.command(),
                 env=application.environment(),
@@ -151,15 +163,11 @@ def start_detached(application: Application, timeout_s: float) -> ClusterState:
                 pass_fds=(claim,),
             )
         _name_driver(claim, process.pid)
-    finally:
-        os.close(claim)
-    with Console(stderr=True).status("starting Spark ...") as spinner:
-        try:
-            return _wait_until_ready(application, process, timeout_s, spinner)
-        except BaseException:
-            if not end_process(process.pid, STOP_TIMEOUT_S):
-                note(f"the application (pid {process.pid}) still ends; its log is {log_file(application.ready_file)}")
-            raise
+        return _wait_until_ready(application, process, timeout_s, spinner)
+    except BaseException:
+        if process is not None and not end_process(process.pid, STOP_TIMEOUT_S):
+            note(f"the application (pid {process.pid}) still ends; its log is {log_file(application.ready_file)}")
+        raise
 
 
 def _wait_until_ready(

@@ -25,6 +25,9 @@ from spark_broker.storage.filesystem import LOCAL, NO_LOCKS, process_start_time
 CLOCK_TOLERANCE_S = 2.0
 """Tolerated between a file's time and a process's start time, because they come from two clocks."""
 
+WAIT_MAX_S = 1_000_000
+"""Eleven days. The system's longest wait for a process is twice as long."""
+
 _PID_BYTES = 32
 
 
@@ -180,7 +183,7 @@ def locked_by(descriptor: int) -> str:
 
 
 def end_process(pid: int, timeout_s: float) -> bool:
-    """Ask the process to end (SIGTERM) and wait for it. False when it is still there after `timeout_s`."""
+    """Ask the process to end (SIGTERM) and wait for it, WAIT_MAX_S at most. False: it is there after `timeout_s`."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -189,7 +192,7 @@ def end_process(pid: int, timeout_s: float) -> bool:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
+        return bool(poll.poll(1000 * min(max(timeout_s, 0), WAIT_MAX_S)))  # Below 0 it would wait for ever.
     except ProcessLookupError:
         return True
     except PermissionError as error:

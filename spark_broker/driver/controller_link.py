@@ -51,10 +51,10 @@ class ControllerLink:
         self._closed = threading.Event()
         self._lock = threading.Lock()  # held while the process is replaced or closed
         self._watch = Worker("controller-watch", BeginAgain(self._closed.is_set), self._keep)
-        self._connection = Connection(client.host, client.port)
         # The log may show brokers of an earlier run as live. Whether they are is not known yet.
         brokers = client.status().brokers
         self.earlier_launches = max((broker.launch for broker in brokers), default=-1)
+        self._connection = Connection(client.host, client.port)
 
     @classmethod
     def start(
@@ -85,7 +85,7 @@ class ControllerLink:
         client = ControllerClient.start(config)
         try:
             return cls(client, config, settings.cluster)
-        except SparkBrokerError:
+        except BaseException:  # Ctrl-C, too, must leave neither the process nor its claim.
             client.close()
             raise
 

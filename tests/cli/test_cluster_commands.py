@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pyarrow as pa
@@ -530,6 +530,62 @@ def test_an_application_that_ends_says_why_in_one_line(
 
     assert ended.status == 1
     assert ended.err.splitlines() == [f"error: [CLUSTER_IN_USE] in use by pid 7 (log: {tmp_path / 'cluster.log'})"]
+
+
+@pytest.mark.parametrize("moment", ["before the spinner", "after the start", "in the start"])
+def test_an_application_does_not_outlive_a_start_that_is_interrupted(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Story: Ctrl-C between the start of the process and the wait for it. It ran on, and nobody was told of it."""
+    script, started = tmp_path / "cluster.py", list[subprocess.Popen[bytes]]()
+    script.write_text("import signal; signal.pause()")
+    monkeypatch.setattr(cluster_process, "job_file", lambda _name: script)
+
+    def interrupted(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    def popen(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(*arguments, **settings))
+        if moment == "in the start":
+            signal.raise_signal(signal.SIGINT)
+        if moment == "after the start":
+            monkeypatch.setattr(cluster_process, "_wait_until_ready", interrupted)
+        return started[0]
+
+    monkeypatch.setattr(
+        cluster_process,
+        "subprocess",
+        SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT),
+    )
+    if moment == "before the spinner":
+        monkeypatch.setattr("rich.console.Console.status", interrupted)
+    try:
+        assert run("cluster", "start", "--detach", "--state-file", tmp_path / "cluster.json").status == 130
+        assert [process.wait(WAIT_S) for process in started] == [-signal.SIGTERM] * (moment != "before the spinner")
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.mark.parametrize("given", ["-1", "3000000", "9" * 400])
+def test_a_time_that_no_wait_can_last_is_refused_before_anything_is_done(
+    tmp_path: Path, run: Run, process: subprocess.Popen[bytes], started: list[Application], given: str
+) -> None:
+    """Story: `stop --timeout -1` waited for ever; 3,000,000 ended in a traceback once the driver was told to end."""
+    path = note(tmp_path / "cluster.json", process.pid)
+    assert run("cluster", "stop", "--timeout", given, "--state-file", path).status == 2
+    assert process.poll() is None
+    assert running_cluster(path) is not None
+    assert run("cluster", "start", "--detach", "--timeout", given, "--state-file", tmp_path / "new.json").status == 2
+    assert started == []
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, 1e12])
+def test_a_process_is_awaited_for_as_long_as_the_system_can(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    process.send_signal(signal.SIGSTOP)
+    if timeout_s > 0:
+        process.send_signal(signal.SIGCONT)
+    assert end_process(process.pid, timeout_s) is (timeout_s > 0)
 
 
 def test_status_without_a_cluster_is_status_one(tmp_path: Path, run: Run) -> None:

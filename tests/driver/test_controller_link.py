@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from pathlib import Path
+from typing import NoReturn, cast
 
 import pytest
 
-from spark_broker.config import ClusterConfig
+from spark_broker.config import ClusterConfig, load_cluster_settings
 from spark_broker.driver import controller_link
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_link import LASTED_S, RESTART_PAUSE_MAX_S, WATCH_INTERVAL_S, ControllerLink
 from spark_broker.driver.controller_pipe import ControllerConfig
+from spark_broker.driver.directories import choose_directories
 from spark_broker.errors import ClusterStartError, SparkBrokerError
 
 
@@ -71,3 +73,25 @@ def test_a_controller_that_does_not_last_is_started_after_longer_and_longer_paus
     assert pauses[:7] == [min(WATCH_INTERVAL_S * 2**n, RESTART_PAUSE_MAX_S) for n in range(7)]
     assert starts[0] == WATCH_INTERVAL_S, "the first time at once"
     assert WATCH_INTERVAL_S in pauses[8:], "one that has lasted is looked at as often as before"
+
+
+def test_a_start_that_is_interrupted_leaves_no_controller_and_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: Ctrl-C while the controller was asked for its brokers. The directories were in use by this very driver."""
+    settings, asked = load_cluster_settings({"log.dirs": str(tmp_path / "logs")}), list[ControllerClient]()
+
+    def start() -> ControllerLink:
+        directories = choose_directories(settings.cluster, "app")
+        return ControllerLink.start(settings, directories, host="127.0.0.1", shared_executor=True)
+
+    def interrupted(client: ControllerClient) -> NoReturn:
+        asked.append(client)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ControllerClient, "status", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    assert [client.alive for client in asked] == [False]
+    start().close()

@@ -79,6 +79,7 @@ class RangeReader:
         self._position = part.start  # Invariant: every record before it was yielded, left out, or given up as lost.
         self._session: RangeSession | None = None
         self._retry = FetchRetry()
+        self._why: SparkBrokerError | None = None  # It is tried again, and since then nothing else has gone wrong.
         self._deadline = self._next_deadline()
 
     def batches(self) -> Iterator[list[ConsumedBatch]]:
@@ -157,7 +158,7 @@ class RangeReader:
         batches = [entry.decode() for entry in answer.fetched if entry.decode is not None]
         if position > self._position:
             self._position = position
-            self._retry.failures = 0
+            self._retry.failures, self._why = 0, None
             self._deadline = self._next_deadline()
         elif self._deadline.expired:
             raise OffsetNotAvailableError(f"{self._part.tp}: offset {self._position} is not committed any more")
@@ -197,7 +198,13 @@ class RangeReader:
                 raise error
 
     def _try_again(self, error: SparkBrokerError) -> None:
-        """Fetch fresh metadata after the back-off, if there is time for it."""
+        """Fetch fresh metadata after the back-off, if there is time for it.
+
+        What went wrong first says more than that there was no time left for an answer.
+        """
+        if self._why is None or not isinstance(error, RequestTimedOutError):
+            self._why = error
+        error = self._why
         wait_s = self._fetches.back_off(self._retry, NO_EPOCH, 0.0) / 1000
         if wait_s > self._deadline.remaining_s:
             raise error
@@ -206,7 +213,7 @@ class RangeReader:
         try:
             self._metadata.refresh(self._deadline)
         except RequestTimedOutError as late:
-            raise error from late  # What went wrong first says more than that there was no time left to ask.
+            raise error from late
 
     def _read_what_is_there_now(self, error: SparkBrokerError) -> None:
         """An unclean election cut the log below the planned end. Other records may be at these offsets now."""

@@ -14,9 +14,11 @@ from spark_broker.errors import (
     LeaderNotAvailableError,
     LogTruncationError,
     OffsetOutOfRangeError,
+    RequestTimedOutError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.messages import MetadataResponse
+from spark_broker.spark.range_reader import RangeReader
 from tests.client.fake_broker import FakeCluster
 from tests.conftest import WaitUntil
 from tests.datasource.conftest import MakeRead
@@ -144,6 +146,29 @@ def test_a_topic_that_brokers_deny_and_metadata_shows_is_not_passed_over(
         raise UnknownTopicOrPartitionError("not here")
 
     monkeypatch.setattr(cluster, "_read", deny)
+    with pytest.raises(UnknownTopicOrPartitionError, match="not here"):
+        lenient.table()
+
+
+def test_what_went_wrong_is_told_and_not_that_the_time_is_over(
+    cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the time was over between two answers, and the task failed with `no answer in time`."""
+    fill(cluster, "t", 1, 5)
+    lenient = read(subscribe="t", failOnDataLoss="false", **{"default.api.timeout.ms": "300"})
+
+    def deny(*_: object) -> NoReturn:
+        raise UnknownTopicOrPartitionError("not here")
+
+    times_ms = iter([1000])
+
+    def time_left(_: RangeReader) -> int:
+        for time_ms in times_ms:
+            return time_ms
+        raise RequestTimedOutError("no answer in time")
+
+    monkeypatch.setattr(cluster, "_read", deny)
+    monkeypatch.setattr(RangeReader, "_answer_timeout_ms", time_left)
     with pytest.raises(UnknownTopicOrPartitionError, match="not here"):
         lenient.table()
 

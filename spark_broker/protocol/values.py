@@ -45,9 +45,6 @@ _INT64_DIGITS = 19
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _NULL = type(None)
 _LETTERS = (str, bytes, bytearray, memoryview, np.void)
-_NO_NUMBERS = (bool, np.bool_, np.datetime64, np.timedelta64)
-"""Arrow, or Python, takes these for numbers."""
-
 _EXACT = Context(prec=1, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 """For what rounds to no number of digits. The caller's own context may have any precision, and may raise anything."""
 
@@ -77,8 +74,8 @@ class UnknownFieldError(UnfitValueError):
     """A name that a struct does not have: its value would be dropped."""
 
     def __init__(self, value: object, name: object, names: Iterable[str]) -> None:
-        super().__init__(value, f"it has no field {name!r}")
-        self._name, self._names = name, ", ".join(names)
+        self._name, self._names = name if isinstance(name, str) else shown(name), ", ".join(names)
+        super().__init__(value, f"it has no field {self._name}")
 
     def told(self, column: str) -> str:
         place = f"{column}{self._place}"
@@ -205,8 +202,8 @@ def _whole(kind: pa.DataType, value: object) -> int:
 
 
 def _index(kind: pa.DataType, value: object) -> int:
-    if not isinstance(value, _NO_NUMBERS):
-        with suppress(TypeError):
+    if not isinstance(value, bool):
+        with suppress(TypeError):  # Booleans, complex numbers and times of numpy are no index.
             return operator.index(value)  # type: ignore[arg-type]
     _refuse(value, kind)
 

@@ -8,8 +8,10 @@ import enum
 import math
 import re
 import uuid
+import warnings
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -179,7 +181,7 @@ def raw(stored: pa.Scalar) -> Any:
 def equal(value: Any, stored: Any, kind: pa.DataType) -> bool:
     """Whether what is stored (`raw`) is what the value says."""
     if isinstance(value, pa.Scalar):
-        value = value.as_py()
+        return bool(stored == raw(value)) and (value.type == kind or not value.is_valid)
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if is_missing(value) or stored is None:
@@ -190,6 +192,10 @@ def equal(value: Any, stored: Any, kind: pa.DataType) -> bool:
         return equal_structs(value, stored, kind)
     if pa.types.is_list(kind):
         return equal_lists(value, stored, kind.value_type)
+    return equal_leaves(value, stored, kind)
+
+
+def equal_leaves(value: Any, stored: Any, kind: pa.DataType) -> bool:
     if pa.types.is_boolean(kind):
         return isinstance(value, bool | np.bool_) and stored is bool(value)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -367,10 +373,9 @@ def lists_of(values: list[Any]) -> st.SearchStrategy[Any]:
 
 def array_of_own_type(values: list[Any]) -> object:
     """As numpy makes it of them."""
-    try:
+    with warnings.catch_warnings(action="ignore"), suppress(ValueError, TypeError, OverflowError, np.ma.MaskError):
         return np.array(values)
-    except (ValueError, TypeError, OverflowError):
-        return values
+    return values
 
 
 def structs_of(names: list[str], values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
@@ -419,11 +424,8 @@ DTYPES = st.sampled_from(["i1", "i8", "u1", "u8", "f2", "f4", "f8", "g", "c16", 
 
 
 def in_numpy(number: object, dtype: str) -> object:
-    with np.errstate(all="ignore"):
-        try:
-            return np.array(number).astype(dtype)[()]
-        except (ValueError, TypeError, OverflowError):
-            return number
+    with warnings.catch_warnings(action="ignore"):
+        return np.array(number).astype(dtype)[()]
 
 
 WHOLE = st.one_of(st.integers(-300, 300), st.integers(-(2**64), 2**64))

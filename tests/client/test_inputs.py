@@ -199,6 +199,7 @@ def test_a_frame_has_objects_of_every_type() -> None:
             [Decimal(1), Decimal("2.5"), None],
         ),
         "nested": (pa.list_(pa.float64()), [[1.5, math.inf], np.array([2.5]), []], [[1.5, math.inf], [2.5], []]),
+        "float": (pa.float64(), [1.5, math.nan, np.float32("nan")], [1.5, None, None]),
         "none": (pa.string(), [None, None, None], [None, None, None]),
     }
     frame = pd.DataFrame({name: pd.Series(given, dtype=object) for name, (_, given, _) in columns.items()})

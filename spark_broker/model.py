@@ -115,11 +115,11 @@ class NewTopic:
 class PartitionInfo:
     """One partition as its leader sees it. `high_watermark` is exclusive.
 
-    `leader`: None while there is none. Offsets that the leader says are None when it did not answer.
-    `log_start_offset`: the first one that readers get. `local_log_start_offset`: the first one that brokers have; what
-    lies before it is in the topic's table.
-    `elr`: eligible leader replicas (KIP-966). They have left an ISR that is below the minimum, and have everything that
-    was committed. `last_known_elr`: replicas that were in the ISR or the ELR and may have lost records since.
+    `leader`: None while there is none. Offsets that the leader says are None when it did not answer. `adding`: replicas
+    that a move adds. `log_start_offset`: the first one that readers get. `local_log_start_offset`: the first one that
+    brokers have; what lies before it is in the topic's table. `elr`: eligible leader replicas (KIP-966). They have left
+    an ISR that is below the minimum, and have everything that was committed. `last_known_elr`: replicas that were in
+    the ISR or the ELR and may have lost records since.
     """
 
     topic: str
@@ -137,6 +137,7 @@ class PartitionInfo:
     history_end_offset: int | None = None
     sealed_offset: int | None = None
     local_log_start_offset: int | None = None
+    adding: tuple[int, ...] = ()
 
     @property
     def history_text(self) -> str | None:

@@ -51,7 +51,7 @@ class Suffering:
 def suffering(topic: TopicDescription) -> list[Suffering]:
     """The partitions that suffer from anything."""
     minimum = int(topic.config.get(_MIN_ISR, TopicConfig().min_insync_replicas))
-    judged = (Suffering(p, troubles(p.leader, p.replicas, p.isr, minimum)) for p in topic.partitions)
+    judged = (Suffering(p, troubles(p, minimum)) for p in topic.partitions)
     return [partition for partition in judged if partition.troubles]
 
 

@@ -221,6 +221,7 @@ def print_description(description: TopicDescription) -> None:
     from spark_broker.cli.columns import spelled
     from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
+    moving = any(partition.adding for partition in description.partitions)
     rows = [
         (
             partition.partition,
@@ -228,6 +229,7 @@ def print_description(description: TopicDescription) -> None:
             partition.leader_epoch,
             ",".join(map(str, partition.replicas)),
             ",".join(map(str, partition.isr)),
+            *([",".join(map(str, partition.adding))] if moving else []),
             ",".join(map(str, partition.elr)),
             ",".join(map(str, partition.last_known_elr)),
             "-" if partition.log_start_offset is None else partition.log_start_offset,
@@ -235,7 +237,7 @@ def print_description(description: TopicDescription) -> None:
         )
         for partition in description.partitions
     ]
-    brokers = ("replicas", "isr", "elr", "last known elr")
+    brokers = ("replicas", "isr", *(["being added"] if moving else []), "elr", "last known elr")
     columns = ("partition", "leader", "epoch", *brokers, "log start", "high watermark")
     right = [name for name in columns if name not in brokers]
     print_table(columns, rows, title=f"topic {description.name}", right=right)

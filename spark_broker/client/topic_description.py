@@ -37,6 +37,7 @@ def described(
                 history_end_offset=end if tiered else None,
                 sealed_offset=None if ends is None else known(ends.sealed_offset),
                 local_log_start_offset=local_start,
+                adding=tuple(state.adding),
             )
         )
     return TopicDescription(

@@ -70,6 +70,7 @@ def _topic(topic: TopicState, next_tiering_ms: int) -> TopicMetadata:
             partition_epoch=s.partition_epoch,
             elr=list(s.elr),
             last_known_elr=list(s.last_known_elr),
+            adding=list(s.adding),
         )
         for p, s in enumerate(topic.partitions)
     ]

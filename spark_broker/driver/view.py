@@ -81,7 +81,7 @@ def cluster_status(metadata: MetadataResponse, directories: Directories, failure
 def _troubles(topic: TopicMetadata) -> list[Trouble]:
     """What the topic's partitions suffer from, each kind once for each partition."""
     minimum = int(topic.config.get("min.insync.replicas", TopicConfig().min_insync_replicas))
-    return [kind for p in topic.partitions for kind in troubles(p.leader, p.replicas, p.isr, minimum)]
+    return [kind for p in topic.partitions for kind in troubles(p, minimum)]
 
 
 def table_rows(status: ClusterStatus) -> list[tuple[str, ...]]:

@@ -441,6 +441,19 @@ def test_status_counts_what_the_cluster_suffers_from(cluster: FakeCluster, run: 
     }
 
 
+def test_a_planned_move_is_no_trouble_and_is_shown(cluster: FakeCluster, run: Run) -> None:
+    """Story: an operator moved a replica, a monitor woke him up, and the doctor told him to bring a broker back."""
+    cluster.create("t", 2).partitions[1].adding = [2]
+    ended = run("cluster", "status", "-b", cluster.bootstrap)
+    assert (ended.status, "0 under-replicated" in ended.out) == (0, True)
+    rows = [line.split() for line in run("topics", "describe", "t").out.splitlines()]
+    assert ["1", "1", "0", "0,1,2", "0,1", "2", "0", "0"] in rows
+    (_, moving) = run("topics", "describe", "t", "-o", "json").json["partitions"]
+    assert moving["adding"] == [2]
+    cluster.kill(0)
+    assert "2 under-replicated" in run("cluster", "status", "-b", cluster.bootstrap).out
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -102,7 +102,7 @@ APPEND_TIME_MS = 1_700_000_000_000
 
 @dataclass
 class FakePartition:
-    """`high_watermark` None: everything is committed as soon as it is appended."""
+    """`high_watermark` None: everything is committed as soon as it is appended. `adding`: brokers that a move adds."""
 
     leader: int
     leader_epoch: int = 0
@@ -110,6 +110,7 @@ class FakePartition:
     log: list[Frame] = field(default_factory=list)
     producers: ProducerStates = field(default_factory=ProducerStates)
     high_watermark: int | None = None
+    adding: list[int] = field(default_factory=list)
 
     @property
     def log_end_offset(self) -> int:
@@ -625,9 +626,13 @@ class FakeCluster:
 
     def _topic_metadata(self, topic: FakeTopic, *, certain: bool) -> TopicMetadata:
         ids = [broker.id for broker in self.brokers]
-        isr = [id_ for id_ in ids if id_ not in self.fenced] or ids
+        live = [id_ for id_ in ids if id_ not in self.fenced] or ids
         partitions = [
-            PartitionMetadata(index, part.leader, part.leader_epoch, ids, isr, part.leader_epoch)
+            PartitionMetadata(
+                *(index, part.leader, part.leader_epoch, ids, [id_ for id_ in live if id_ not in part.adding]),
+                part.leader_epoch,
+                adding=part.adding,
+            )
             for index, part in enumerate(topic.partitions)
         ]
         history, log_starts = topic.history, topic.log_starts

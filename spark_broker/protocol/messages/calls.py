@@ -113,6 +113,8 @@ class ControllerMetadata(Message, frozen=True):
 
 
 class PartitionMetadata(Message, frozen=True):
+    """`adding`: those of `replicas` that a move adds. Once all of them are in the ISR, the move is over."""
+
     partition: PartitionId
     leader: BrokerId
     leader_epoch: Epoch
@@ -121,6 +123,7 @@ class PartitionMetadata(Message, frozen=True):
     partition_epoch: Epoch
     elr: Brokers = msgspec.field(default_factory=list)
     last_known_elr: Brokers = msgspec.field(default_factory=list)
+    adding: Brokers = msgspec.field(default_factory=list)
 
 
 class HistoryMetadata(Message, frozen=True):

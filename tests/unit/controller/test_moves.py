@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from spark_broker.controller.describe import describe
 from spark_broker.controller.events import SparkLost
 from spark_broker.controller.housekeeping import FIRST_BALANCE_MS
 from spark_broker.controller.image import PartitionRegistration
@@ -19,6 +20,7 @@ from spark_broker.protocol.messages import (
     IsrMember,
     ReassignPartitionRequest,
 )
+from spark_broker.troubles import Trouble, troubles
 from tests.unit.controller.cluster import Cluster, catch_up, registration, settle
 
 
@@ -39,6 +41,24 @@ def test_a_move_adds_first_and_removes_when_the_new_replicas_are_in_sync() -> No
     moved = cluster.partition()
     assert (moved.replicas, moved.adding, moved.removing) == ((2, 3), (), ())
     assert (set(moved.isr), moved.leader, moved.leader_epoch) == ({2, 3}, 2, moving.leader_epoch + 1)
+
+
+def test_clients_are_told_which_replicas_a_move_still_fills() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(4)
+    cluster.create_topic(factor=2)
+    cluster.call(ReassignPartitionRequest("t", 0, [2, 1]))
+    (described,) = describe(cluster.image).topics[0].partitions
+    assert (described.replicas, described.adding, described.isr) == ([2, 1, 0], [2], [0, 1])
+    assert troubles(described, min_insync_replicas=1) == set()
+    cluster.end_session(0)
+    cluster.pass_time(30_000, alive=[1, 2, 3])
+    (described,) = describe(cluster.image).topics[0].partitions
+    assert (described.adding, described.isr) == ([2], [1])
+    assert troubles(described, min_insync_replicas=1) == {Trouble.UNDER_REPLICATED}, "a replica that leaves counts"
+    catch_up(cluster)
+    (described,) = describe(cluster.image).topics[0].partitions
+    assert (described.adding, troubles(described, min_insync_replicas=1)) == ([], set())
 
 
 def test_a_move_that_only_drops_or_reorders_replicas_is_done_at_once() -> None:

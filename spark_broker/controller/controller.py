@@ -356,7 +356,8 @@ class Controller(Machine[ControllerStanding]):
             self._note_session(previous, f"ends: session {event.session_id} replaces it")
         self._follow(self.sessions.opened(event.session_id, self.image.brokers[broker_id], now_ms), now_ms)
         if registration.older_copy:
-            self._note(older_copy(broker_id, event.request.launch), expected=False, broker_id=broker_id)
+            text = older_copy(broker_id, event.request.launch, registration.also_on)
+            self._note(text, expected=False, broker_id=broker_id)
         how = "resumed its session" if registration.resumed else f"registered ({start})"
         name = f"broker {broker_id} of launch {event.request.launch}"
         self._effects += [

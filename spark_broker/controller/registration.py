@@ -49,13 +49,17 @@ class RegistrationRules:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """`resumed`: the same process came back; nothing changes, its epoch stays. `older_copy`: its directory is one."""
+    """`resumed`: the same process came back; nothing changes, its epoch stays. `older_copy`: its directory is one.
+
+    `also_on`: the machine of another process whose directory has the same id, and which is connected; empty: none is.
+    """
 
     broker_id: int
     broker_epoch: int
     resumed: bool
     new_id: bool = False
     older_copy: bool = False
+    also_on: str = ""
     records: tuple[MetadataRecord, ...] = field(default=())
 
 
@@ -85,6 +89,7 @@ def register(image: MetadataImage, request: RegisterBrokerRequest, rules: Regist
         resumed=False,
         new_id=previous is None,
         older_copy=older_copy,
+        also_on=_also_on(previous, request, rules),
         records=(*beyond, record, *changes),
     )
 
@@ -145,6 +150,12 @@ def _recorded(previous: BrokerState | None, request: RegisterBrokerRequest) -> s
     return previous.recorded if previous is not None and previous.directory_id == request.directory_id else ""
 
 
+def _also_on(previous: BrokerState | None, request: RegisterBrokerRequest, rules: RegistrationRules) -> str:
+    if previous is None or previous.directory_id != request.directory_id or previous.id not in rules.connected:
+        return ""
+    return previous.machine if previous.machine != request.machine else ""
+
+
 def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBrokerRequest) -> RegisterBrokerRecord:
     return RegisterBrokerRecord(
         broker_id=identity.broker_id,
@@ -201,8 +212,14 @@ def _end_previous_incarnation(
     return records
 
 
-def older_copy(broker_id: int, launch: int) -> str:
-    """The line for the log."""
+def older_copy(broker_id: int, launch: int, also_on: str) -> str:
+    """The line for the log. `also_on`: see Registration."""
+    if also_on:
+        return (
+            f"the log directory of broker {broker_id} of launch {launch} is also on machine {also_on}, where a broker "
+            "uses it: they end each other by turns. One of the two is a copy: move it out of log.dirs. The replicas of "
+            "this one leave every ISR and are brought up to date by their leaders"
+        )
     return (
         f"the log directory of broker {broker_id} of launch {launch} is an older copy, or has lost files: it does not "
         "know the process that registered with it last, or what it had committed. Its replicas leave every ISR and are "

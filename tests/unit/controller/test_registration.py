@@ -341,3 +341,16 @@ def test_a_copy_that_is_older_than_the_last_recorded_process_is_noticed_though_l
     state = cluster.partition()
     assert 0 not in (*state.isr, *state.elr)
     assert "is an older copy" in "".join(cluster.notes)
+
+
+def test_a_copy_of_a_directory_on_another_machine_is_named() -> None:
+    """Story: a worker was cloned. Its broker and the original's ended each other, and the log spoke of an old copy."""
+    cluster = Cluster()
+    cluster.start_brokers(2)
+    cluster.create_topic("t", 1, 2)
+    of = {"cluster_id": CLUSTER_ID, "broker_id": 0}
+    cluster.register(registration(cluster.new_launch(), "directory-0", incarnation="a", machine="one", **of))
+    clone = registration(cluster.new_launch(), "directory-0", incarnation="b", earlier=["x"], machine="two", **of)
+    cluster.register(clone)
+    assert "the log directory of broker 0 of launch 4 is also on machine one" in "".join(cluster.notes)
+    assert 0 not in cluster.partition().isr

@@ -334,8 +334,8 @@ class Partition(GuardedStorage):
         """The state that a follower needs to begin at this log's start."""
         with self.lock.reading:
             self.replica.check_leader(leader_epoch)
-            producers = self.guard_storage(self._log.producers_at_log_start, reads=True)
             start, epochs = self.replica.log_start_offset, self.replica.epochs.to_pairs()
+            producers = self.guard_storage(partial(self._log.producers_for, start), reads=True)
             return ReplicaStateResponse(start, epochs, producers, self.replica.purge_offset)
 
     def position(self, end: int) -> tuple[int, int, int, int]:

@@ -428,9 +428,11 @@ class ReplicaLog:
         newest = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         return self._replay(newest, log.log_end_offset)
 
-    def producers_at_log_start(self) -> list[ProducerStateEntry]:
-        """The producers' state for a follower that begins at the log start."""
-        return _to_wire(self.producers_at(self._log.log_start_offset))
+    def producers_for(self, offset: int) -> list[ProducerStateEntry]:
+        """The producers' state for a follower that begins at `offset`. The files may begin below it: a full disk keeps
+        what was removed.
+        """
+        return _to_wire(self.producers_at(offset))
 
     def producers_at(self, offset: int) -> ProducerStates:
         """The producers' state after all batches below `offset`."""

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from spark_broker.broker.process import Broker
+from spark_broker.broker.replica_log import from_wire
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.replica import LeaderAndIsr
@@ -17,7 +18,7 @@ from spark_broker.errors import StorageFullError
 from spark_broker.storage.checkpoints import read_leader_epochs
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.start_kind import StartKind
-from tests.broker.lone_partition import LonePartition
+from tests.broker.lone_partition import BIG, LonePartition
 
 WRITE = "spark_broker.broker.replica_log.write_leader_epochs"
 
@@ -90,3 +91,23 @@ def test_a_stop_in_order_during_which_a_log_is_refused_something_is_one_and_leav
     broker._directory = cast(LogDirectory, SimpleNamespace(mark_clean=lambda: marked.append("clean")))
     broker._stop_in_order()
     assert marked == []
+
+
+def test_a_follower_that_begins_where_a_full_disk_keeps_files_below_gets_the_producers_of_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulator with seed 760001069: it got those of where the files began. As a leader it refused the
+    producer's next batch, and would have stored a late retry twice.
+    """
+    lone = LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "retention.bytes": "1"})
+    for number in range(6):
+        lone.write(b"x" * BIG, sequence=number, transactional=False)
+    monkeypatch.setattr("spark_broker.storage.log.write_log_state", _is_full)
+    lone.partition.apply_retention()
+    begins = lone.partition.replica.log_start_offset
+    assert lone.partition.log._log.log_start_offset < begins
+    state = lone.partition.replica_state(lone.leader_epoch)
+    assert state.log_start_offset == begins
+    ((_, entry),) = from_wire(state.producers).entries()
+    assert [batch.sequence for batch in entry.batches] == list(range(max(0, begins - 5), begins))
+    assert lone.failures == []

@@ -127,7 +127,7 @@ def check_opens(directory: Path, lone: LonePartition, batches: list[BatchInfo]) 
     for high_watermark in range(opened.log_start_offset, opened.log_end_offset + 1):
         states = log.rebuild_producers(high_watermark)
         empty = opened.log_start_offset == opened.log_end_offset
-        restarted = empty and log.producers_at_log_start() == RESTARTED
+        restarted = empty and log.producers_for(log._log.log_start_offset) == RESTARTED
         assert restarted or states == expected
     log.close(clean=False)
 

@@ -132,10 +132,13 @@ class NetworkError(SparkBrokerError):
     refresh_metadata = True
     hint = "The clients retry by themselves until delivery.timeout.ms."
 
-    def __init__(self, message: str = "", *, nobody_there: bool = False) -> None:
-        """`nobody_there`: the connection was refused, or the host's name is unknown. It is not a slow peer."""
+    def __init__(self, message: str = "", *, nobody_there: bool = False, foreign: bool = False) -> None:
+        """`nobody_there`: the connection was refused, or the host's name is unknown. It is not a slow peer. `foreign`:
+        something else than a broker has answered.
+        """
         super().__init__(message)
         self.nobody_there = nobody_there
+        self.foreign = foreign
 
 
 class CoordinatorNotAvailableError(SparkBrokerError):

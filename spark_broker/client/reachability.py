@@ -26,6 +26,7 @@ from spark_broker.threads import Worker, start
 CONNECT_TIMEOUT_S = 0.5
 
 SILENT = "takes connections, but has not answered: it is overloaded or frozen; look at its log and its machine's load"
+LISTENS = "takes connections now; look at its log, or at what else may listen there"
 REFUSES = "refuses connections: no process listens there"
 UNKNOWN_NAME = "its name cannot be resolved"
 AWAY = "takes no connection: its machine is down or busy, or a firewall is between"
@@ -40,8 +41,9 @@ class Unanswered:
     error: SparkBrokerError
 
     @property
-    def nobody_there(self) -> bool:
-        return isinstance(self.error, NetworkError) and self.error.nobody_there
+    def no_broker_there(self) -> bool:
+        """Whether nobody listens there, or something else does."""
+        return isinstance(self.error, NetworkError) and (self.error.nobody_there or self.error.foreign)
 
     @property
     def is_of_another_cluster(self) -> bool:
@@ -51,11 +53,11 @@ class Unanswered:
 def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -> SparkBrokerError:
     """The error to raise at once. `explained` adds more reasons to it. `all_asked`: no address was left out."""
     reasons = "; ".join(_named(answer.address, answer.error.message) for answer in asked)
-    if all_asked and all(answer.nobody_there for answer in asked):
+    if all_asked and all(answer.no_broker_there for answer in asked):
         return BootstrapUnreachableError(f"no broker answered: {reasons}")
     if all_asked and all(isinstance(answer.error, ThrottlingQuotaExceededError) for answer in asked):
         return ThrottlingQuotaExceededError(f"every broker is overloaded: {reasons}")
-    if all_asked and all(answer.nobody_there or answer.is_of_another_cluster for answer in asked):
+    if all_asked and all(answer.no_broker_there or answer.is_of_another_cluster for answer in asked):
         return InconsistentClusterIdError(f"no broker of this client's cluster answered: {reasons}")
     return RequestTimedOutError(f"no broker answered in time: {reasons}")
 
@@ -86,7 +88,8 @@ class _Probe:
     @property
     def _is_open(self) -> bool:
         """Whether the error leaves open why the broker has not answered."""
-        return isinstance(self._asked.error, NetworkError | RequestTimedOutError)
+        error = self._asked.error
+        return isinstance(error, RequestTimedOutError) or (isinstance(error, NetworkError) and not error.foreign)
 
     def reason(self) -> str:
         message = self._asked.error.message
@@ -103,7 +106,7 @@ class _Probe:
         address = self._asked.address
         try:
             with socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S):
-                self._found = SILENT
+                self._found = SILENT if isinstance(self._asked.error, RequestTimedOutError) else LISTENS
         except ConnectionRefusedError:
             self._found = REFUSES
         except (socket.gaierror, UnicodeError):

@@ -155,6 +155,11 @@ class Channel:
         return bool(self._paused - {UNSENT})
 
     @property
+    def no_frame(self) -> str:
+        """What to say of a peer that has sent what begins no frame; empty: it has not."""
+        return self._reader.no_frame
+
+    @property
     def frame_bytes(self) -> int:
         """How much of its body has come."""
         return self._reader.received_bytes

@@ -73,7 +73,7 @@ class Connection:
             link = self._linked(deadline_s)
             answer = link.ask(wire.encode(request), deadline_s, meanwhile, timeout_s if patient else None)
         if answer is None:
-            raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms")
+            raise link.foreign() or RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms")
         return wire.decode_response(answer)
 
     def open_stream(self, kind: str) -> ClientStream:
@@ -145,7 +145,7 @@ class _Link:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[wire.Buffer | SparkBrokerError]] = {}
-        self._retired = self._given_up = False
+        self._retired = self._given_up = self._is_greeted = False
         self._failure: SparkBrokerError | None = None  # what the peer said before it closed the connection
         with interruptible():
             sock = connected(host, port, timeout_s)
@@ -203,8 +203,13 @@ class _Link:
 
     def failure(self) -> SparkBrokerError:
         """Why the connection is closed."""
-        said = self._failure
+        said = self._failure or self.foreign()
         return NetworkError(f"{self.address}: {self.channel.why}") if said is None else said
+
+    def foreign(self) -> NetworkError | None:
+        """What to raise of a peer that is no broker, by the first that it has said; None: it may be one."""
+        said = "" if self._is_greeted else self.channel.no_frame
+        return NetworkError(f"{self.address}: {said}", foreign=True) if said else None
 
     def _close_if_idle(self) -> None:
         if self._retired and not self.closed:
@@ -236,6 +241,7 @@ class _Link:
     def _greeted(self, frame: Frame) -> None:
         try:
             check_hello(frame.message)
+            self._is_greeted = True
         except SparkBrokerError as error:
             self._failure = error
             self.channel.close(error.message)

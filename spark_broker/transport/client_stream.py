@@ -59,7 +59,7 @@ class ClientStream:
         self.address = address_text(host, port)
         self.kind = kind
         self.timed_out = False
-        self.closed = False
+        self.closed = self._is_greeted = False
         self._origin = Origin()
         self._sock = connected(host, port)
         _streams.add(self)
@@ -170,7 +170,7 @@ class ClientStream:
         try:
             count = self._sock.recv_into(room)  # type: ignore[arg-type]  # it is there
             if not count:
-                raise self._break(NetworkError(f"{self.address}: the peer closed the connection"))
+                raise self._break(self._not_ours("the peer closed the connection"))
             if target is None:
                 self._frames += self._reader.feed(room[:count])  # type: ignore[index]
             elif (frame := self._reader.filled(count)) is not None:
@@ -178,7 +178,7 @@ class ClientStream:
         except BlockingIOError:
             return False
         except InvalidRequestError as error:
-            raise self._break(NetworkError(f"{self.address}: {error.message}")) from None
+            raise self._break(self._not_ours(error.message)) from None
         except SparkBrokerError:
             raise
         except OSError as error:
@@ -188,12 +188,18 @@ class ClientStream:
             raise
         return True
 
+    def _not_ours(self, otherwise: str) -> NetworkError:
+        """The error of a peer that is no broker, by the first that it has said; of one that may be one, `otherwise`."""
+        said = "" if self._is_greeted else self._reader.no_frame
+        return NetworkError(f"{self.address}: {said or otherwise}", foreign=bool(said))
+
     def _control(self, frame: Frame) -> None:
         """A frame that is no message of the stream. Raises if it ends the stream."""
         if frame.header.operation is Operation.END:
             raise self._break(refusal(self.address, frame.message))
         try:
             check_hello(frame.message)
+            self._is_greeted = True
         except SparkBrokerError as error:
             raise self._break(error) from None
 

@@ -109,7 +109,7 @@ def decode_header(data: Buffer) -> FrameHeader:
     """The header at the beginning of the bytes. Raises InvalidRequestError."""
     magic, number, flags, body_bytes, message_bytes, stream, correlation = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise InvalidRequestError(_no_frame(bytes(data[:HEADER_BYTES])))
+        raise InvalidRequestError(no_frame(bytes(data[:HEADER_BYTES])))
     operation = _OPERATIONS.get(number)
     if operation is None or flags:
         raise InvalidRequestError(
@@ -120,7 +120,10 @@ def decode_header(data: Buffer) -> FrameHeader:
     return FrameHeader(operation, body_bytes, message_bytes, stream, correlation)
 
 
-def _no_frame(first: bytes) -> str:
+def no_frame(first: bytes) -> str:
+    """What to say of a peer that begins with these bytes; empty: a frame may begin with them."""
+    if first[: len(MAGIC)] == MAGIC[: len(first)]:
+        return ""
     who = foreign_server(first)
     return f"a frame that begins with {first[:8]!r}{who and f': {who}'}"
 
@@ -132,8 +135,9 @@ class FrameReader:
     there as a whole gets exact buffers, into which the rest of it is received.
 
     Invariants: `_header` is set if and only if a header was checked whose body is not complete. `_begun` is a part of
-    a header, and empty while `_header` is set. `_filled` counts the bytes of the body that have come. While the reader
-    `waits`, no buffer was allocated for the body, and `_held` is what was received behind the header.
+    a header, or what was refused as none, and empty while `_header` is set. `_filled` counts the bytes of the body that
+    have come. While the reader `waits`, no buffer was allocated for the body, and `_held` is what was received behind
+    the header.
     """
 
     def __init__(self, admit: Callable[[FrameHeader], bool]) -> None:
@@ -159,6 +163,11 @@ class FrameReader:
     def is_within_a_frame(self) -> bool:
         """Whether a part of a frame has come, and the rest has not."""
         return bool(self._begun) or self._header is not None
+
+    @property
+    def no_frame(self) -> str:
+        """See the function of this name: of the bytes behind the last frame."""
+        return no_frame(self._begun)
 
     @property
     def received_bytes(self) -> int:
@@ -219,13 +228,12 @@ class FrameReader:
     def _read_header(self, data: memoryview, at: int) -> tuple[FrameHeader | None, int]:
         """The next header, and the position behind it; None: not all of it is there."""
         end = at + HEADER_BYTES - len(self._begun)
+        self._begun += data[at:end]
         if end > len(data):
-            begun = self._begun + data[at:]
-            if len(begun) >= RECOGNISED_BYTES and not begun.startswith(MAGIC):
-                raise InvalidRequestError(_no_frame(begun))
-            self._begun = begun
+            if len(self._begun) >= RECOGNISED_BYTES and (problem := self.no_frame):
+                raise InvalidRequestError(problem)
             return None, len(data)
-        header = decode_header(self._begun + data[at:end])
+        header = decode_header(self._begun)
         self._begun = b""
         return header, end
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import pyarrow as pa
@@ -367,6 +369,62 @@ def test_a_slow_broker_is_asked_again_until_the_deadline_and_one_that_refuses_is
             assert admin.list_topics() == ["t"]
     finally:
         slow.kill()
+
+
+@contextmanager
+def something_else(said: bytes) -> Iterator[int]:
+    """A server that answers whatever it gets with this, and hangs up. Yields its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):  # until it is closed
+                while True:
+                    peer, _ = listening.accept()
+                    with peer:
+                        peer.recv(65_536)
+                        peer.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "who"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "a web server"), (b"\x15\x03\x03\0\x02\x02\x46", "of TLS")]
+)
+def test_a_port_of_something_else_is_reported_soon_and_for_what_it_is(said: bytes, who: str) -> None:
+    """Story: it took a minute, and then the broker "is overloaded or frozen". The advice was a longer time-out."""
+    with (
+        something_else(said) as port,
+        Admin(f"127.0.0.1:{port},127.0.0.1:1", default_api_timeout_ms=60_000) as admin,
+        pytest.raises(BootstrapUnreachableError, match=who) as caught,
+    ):
+        admin.list_topics()
+    assert "overloaded" not in caught.value.message
+    assert "127.0.0.1:1 refuses connections" in caught.value.message
+
+
+def test_a_port_that_hangs_up_is_not_called_overloaded() -> None:
+    with (
+        something_else(b"") as port,
+        Admin(f"127.0.0.1:{port}", default_api_timeout_ms=1000) as admin,
+        pytest.raises(RequestTimedOutError, match="the peer closed the connection") as caught,
+    ):
+        admin.list_topics()
+    assert "overloaded" not in caught.value.message
+
+
+def test_a_broker_beside_something_else_is_found(cluster: FakeCluster) -> None:
+    with (
+        something_else(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port,
+        Admin(f"127.0.0.1:{port},{cluster.bootstrap}", default_api_timeout_ms=60_000) as admin,
+    ):
+        assert admin.list_topics() == []
 
 
 def test_a_broker_that_stays_silent_is_a_time_out_and_not_called_unreachable(cluster: FakeCluster) -> None:

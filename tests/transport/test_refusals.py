@@ -163,15 +163,15 @@ def test_the_error_of_a_handler_reaches_a_client_that_keeps_writing(monkeypatch:
 
 
 @contextmanager
-def answering(said: bytes) -> Iterator[int]:
-    """A server that says one thing to whoever connects. Yields its port."""
+def answering(said: bytes, *, closes: bool = False) -> Iterator[int]:
+    """A server that says one thing to whoever connects, and may hang up once it was spoken to. Yields its port."""
     with socket.create_server((HOST, 0)) as listening:
 
         def serve() -> None:
             peer, _ = listening.accept()
             with peer:
                 peer.sendall(said)
-                while peer.recv(65_536):
+                while peer.recv(65_536) and not closes:
                     pass
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -186,7 +186,6 @@ def answering(said: bytes) -> Iterator[int]:
         (b"\0\0\x18\x04\0\0\0\0\0" + bytes(24), r"a broker of spark-broker before version 4 \(upgrade it\)"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "a web server"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "a server of SSH"),
-        (b"\x15\x03\x01\0\x02\x02\x16" + bytes(20), "a server of TLS"),
         (b"220 mail.example.org ESMTP\r\n", "a frame that begins with b'220 mail'"),
     ],
 )
@@ -197,6 +196,45 @@ def test_a_client_says_who_seems_to_answer_in_the_place_of_a_broker(said: bytes,
         with pytest.raises(NetworkError, match=who):
             connection.call(CALL, timeout_ms=20_000)
         connection.close()
+
+
+ALERT = b"\x15\x03\x03\0\x02\x02\x46"
+
+
+@pytest.mark.parametrize(
+    ("said", "who"),
+    [(ALERT, "a server of TLS"), (b"220 \r\n", "a frame that begins with b'220"), (b"\0", "begins with b'.x00'")],
+)
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_client_says_who_has_answered_however_little_that_was(said: bytes, who: str, closes: bool) -> None:
+    """Story: an alert of TLS has seven bytes. A client waited for twelve, and told of a broker that is overloaded."""
+    with answering(said, closes=closes) as port:
+        connection = Connection(HOST, port)
+        with pytest.raises(NetworkError, match=who) as caught:
+            connection.call(CALL, timeout_ms=20_000 if closes else 300)
+        connection.close()
+    assert caught.value.foreign
+
+
+@pytest.mark.parametrize("said", [ALERT, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_stream_says_who_has_answered(said: bytes) -> None:
+    with answering(said, closes=True) as port:
+        stream = Connection(HOST, port).open_stream("echo")
+        with pytest.raises(NetworkError, match=r"a server of TLS|a web server") as caught:
+            stream.receive(timeout_ms=20_000)
+        stream.close()
+    assert caught.value.foreign
+
+
+@pytest.mark.parametrize("said", [b"", b"S", b"SB\x01", joined(hello()), joined(hello()) + b"220 \r\n"])
+def test_a_peer_that_may_be_a_broker_is_not_called_another_server(said: bytes) -> None:
+    """It may just be ending."""
+    with answering(said, closes=True) as port:
+        connection = Connection(HOST, port)
+        with pytest.raises(NetworkError) as caught:
+            connection.call(CALL, timeout_ms=20_000)
+        connection.close()
+    assert not caught.value.foreign
 
 
 def test_a_client_says_which_versions_it_and_its_server_speak() -> None:

@@ -1,4 +1,4 @@
-"""`spark-broker topics`: create, list, describe, delete, add-partitions, delete-records."""
+"""`spark-broker topics`: create, list and describe topics, change and delete them, delete records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_broker.config import TopicConfig
 from spark_broker.errors import InvalidConfigError, TopicAlreadyExistsError
 from spark_broker.model import HistoryInfo, NewTopic, TopicDescription, TopicPartition
 
-topics = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
+topics = typer.Typer(help="Create, list, describe, change and delete topics.", no_args_is_help=True)
 
 
 @topics.command()
@@ -116,6 +116,38 @@ def add_partitions(
     with open_admin(bootstrap_server) as admin:
         admin.create_partitions(topic, partitions)
     note(f"topic {topic} has {partitions} partitions")
+
+
+@topics.command()
+def alter_config(
+    topic: Topic,
+    config: Settings = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A setting that gets the cluster's default; may be repeated."),
+    ] = None,
+    bootstrap_server: Bootstrap = "",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Change settings of a topic. Those that are not named stay."""
+    settings: dict[str, object] = dict(parse_settings(config))
+    if not settings and not reset:
+        raise InvalidConfigError("nothing is named to change", hint="Give --config NAME=VALUE, or --reset NAME.")
+    defaults = TopicConfig().to_dict()
+    for name in reset or ():
+        if settings.get(name) is not None:
+            raise InvalidConfigError(f"{name} is to be set and reset", hint="Nothing was changed. Name it once.")
+        TopicConfig.parse({name: defaults.get(name, "")})
+        settings[name] = None
+    TopicConfig.parse({name: value for name, value in settings.items() if value is not None})
+    with open_admin(bootstrap_server) as admin:
+        admin.alter_topic_config(topic, settings)
+        described = admin.describe_topic(topic, with_offsets=False)
+    if output is OutputFormat.JSON:
+        print_json(dict(described.config))
+        return
+    has = ", ".join(f"{name}={value}" for name, value in sorted(described.config.items()))
+    note(f"topic {topic} has {has or 'the defaults of the cluster'}")
 
 
 @topics.command()

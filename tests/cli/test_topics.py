@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from spark_broker.protocol.messages import HistoryMetadata
 from tests.cli.conftest import Run
@@ -18,6 +19,40 @@ def test_a_topic_is_created_listed_described_grown_and_deleted(cluster: FakeClus
     assert [partition["partition"] for partition in described["partitions"]] == [0, 1, 2]
     assert run("topics", "delete", "t").status == 0
     assert run("topics", "list", "-o", "json").json == []
+
+
+def test_settings_are_changed_and_reset(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", config={"retention.ms": "1000", "segment.bytes": "2000"})
+    ended = run(
+        "topics", "alter-config", "t", "-c", "retention.ms=5", "-c", "max.message.bytes=10", "--reset", "segment.bytes"
+    )
+    assert (ended.status, ended.out) == (0, "")
+    assert ended.err == "topic t has max.message.bytes=10, retention.ms=5\n"
+    assert cluster.topics["t"].config == {"retention.ms": "5", "max.message.bytes": "10"}
+    ended = run("topics", "alter-config", "t", "--reset", "retention.ms", "-o", "json")
+    assert (ended.status, ended.json) == (0, {"max.message.bytes": "10"})
+    ended = run("topics", "alter-config", "t", "--reset", "max.message.bytes")
+    assert ended.err == "topic t has the defaults of the cluster\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "nothing is named to change"),
+        (("-c", "retention.msec=5"), "retention.ms"),
+        (("--reset", "retention.msec"), "retention.ms"),
+        (("-c", "retention.ms=soon"), "retention.ms"),
+        (("-c", "retention.ms=5", "--reset", "retention.ms"), "retention.ms is to be set and reset"),
+    ],
+)
+def test_a_mistake_in_a_change_of_settings_changes_nothing(
+    cluster: FakeCluster, run: Run, given: tuple[str, ...], said: str
+) -> None:
+    cluster.create("t", config={"retention.ms": "1000"})
+    ended = run("topics", "alter-config", "t", *given)
+    assert (ended.status, ended.err.startswith("error: [INVALID_CONFIG]")) == (1, True)
+    assert said in ended.err
+    assert cluster.topics["t"].config == {"retention.ms": "1000"}
 
 
 def test_columns_are_given_by_name_and_type(cluster: FakeCluster, run: Run) -> None:

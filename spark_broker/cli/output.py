@@ -164,5 +164,7 @@ def _rate(bars: Progress, done: int) -> str:
 
 def _width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
     """A width at which nothing is wrapped: programs that read a pipe split columns at white space."""
+    from rich.cells import cell_len  # A letter may be as wide as two.
+
     cells = zip(columns, *([str(cell) for cell in row] for row in rows), strict=True)
-    return sum(max(len(cell) for cell in column) + 3 for column in cells) + 8
+    return sum(max(cell_len(cell) for cell in column) + 3 for column in cells) + 8

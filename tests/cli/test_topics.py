@@ -162,3 +162,12 @@ def test_a_setting_with_two_values_is_refused_and_one_that_is_repeated_counts_on
     assert cluster.topics == {}
     assert run("topics", "create", "t", "-c", "retention.ms=5", "-c", "retention.ms = 5").status == 0
     assert cluster.topics["t"].config == {"retention.ms": "5"}
+
+
+@pytest.mark.parametrize("letter", ["湖", "\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT}", "\N{WATER WAVE}"])
+def test_a_row_in_a_pipe_is_one_line_however_wide_its_letters_are(cluster: FakeCluster, run: Run, letter: str) -> None:
+    """Story: letters that take two places of a terminal were counted as one, and rows were wrapped."""
+    path = f"/lake/{letter * 60}/flights"
+    cluster.create("t", config={"delta.path": path})
+    rows = [line.split() for line in run("topics", "describe", "t").out.splitlines()]
+    assert ["delta.path", path] in rows

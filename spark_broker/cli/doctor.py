@@ -163,14 +163,19 @@ def _brokers(admin: Admin) -> list[Finding]:
     findings = [Finding("cluster", State.OK, counted(len(live), "live broker", "live brokers") + fenced, "clients")]
     for broker in brokers:
         if broker.fenced:
-            found = f"fenced: the controller does not hear of it ({broker.address}, pid {broker.pid})"
+            found = f"fenced, so it leads nothing: {_FENCED_BECAUSE} ({broker.address}, pid {broker.pid})"
             findings.append(Finding(f"broker {broker.id}", State.WRONG, found, "clients", _fenced_advice(broker)))
     return findings
 
 
+_FENCED_BECAUSE = "the controller does not hear of it, its clock is wrong, or it still opens its logs"
+"""Clients are not told which of these it is."""
+
+
 def _fenced_advice(broker: BrokerInfo) -> str:
     log = f"Its log, {broker.log}, says why" if broker.log else "Its log says why"
-    return f"Look whether its process and its machine live. {log}; see {page('hosting')}."
+    patience = "do not end it while it opens its logs after a crash"
+    return f"{log}: {patience}. Else look at its process, its machine and the clock there; see {page('hosting')}."
 
 
 def _topics(admin: Admin) -> list[Finding]:

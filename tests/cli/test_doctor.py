@@ -20,6 +20,8 @@ from spark_broker.spark import delta_session
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
 
+FENCED_BECAUSE = "the controller does not hear of it, its clock is wrong, or it still opens its logs"
+
 
 @pytest.fixture
 def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -136,7 +138,10 @@ def test_a_cluster_is_looked_at(run: Run, cluster: FakeCluster) -> None:
 
 @pytest.mark.usefixtures("java", "jars", "packages")
 def test_a_broker_that_is_fenced_and_what_it_leaves_is_wrong(run: Run, cluster: FakeCluster) -> None:
-    """Story: a broker had stood still for 14 seconds, and the doctor found nothing."""
+    """Story: a broker had stood still for 14 seconds, and the doctor found nothing.
+
+    Another one still opened its logs after a crash. The doctor said that the controller does not hear of it.
+    """
     cluster.create("t", 2)
     cluster.create("strict", 1, config={"min.insync.replicas": "3"})
     cluster.kill(1)
@@ -144,11 +149,13 @@ def test_a_broker_that_is_fenced_and_what_it_leaves_is_wrong(run: Run, cluster: 
     assert ended.status == 1
     wrong = [(finding["what"], finding["found"].split(" (")[0]) for finding in ended.json if finding["state"] != "ok"]
     assert wrong == [
-        ("broker 1", "fenced: the controller does not hear of it"),
+        ("broker 1", f"fenced, so it leads nothing: {FENCED_BECAUSE}"),
         ("topic strict", "partitions under min.insync.replicas, which refuse acks=all: 0"),
         ("topic strict", "under-replicated partitions: 0"),
         ("topic t", "under-replicated partitions: 0, 1"),
     ]
+    (advice,) = [finding["next"] for finding in ended.json if finding["what"] == "broker 1"]
+    assert "do not end it while it opens its logs" in advice
 
 
 @pytest.mark.usefixtures("java", "jars", "packages")

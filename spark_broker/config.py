@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 from spark_broker.errors import InvalidConfigError
 from spark_broker.pages import page
 from spark_broker.ports import ports_of
-from spark_broker.setting_values import KIND_NAMES, converted, named_once, to_text
+from spark_broker.setting_values import KIND_NAMES, converted, in_error, named_once, to_text
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -102,7 +102,7 @@ class Config:
             check: Check | None = field.metadata.get("check")
             value, name = getattr(self, field.name), field.name.replace("_", ".")
             if check is not None and not check.accepts(value):
-                raise InvalidConfigError(f"{name} = {to_text(value)!r}: must be {check.allowed}")
+                raise InvalidConfigError(f"{name} = {in_error(value)}: must be {check.allowed}")
 
 
 def unknown_setting(name: str, known: Mapping[str, object] | list[str], what: str = "setting") -> str:

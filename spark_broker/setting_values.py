@@ -7,17 +7,30 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from spark_broker.errors import InvalidConfigError
+from spark_broker.visible import shown
 
 T = TypeVar("T")
 
 
 def to_text(value: object) -> str:
-    """A value as it is written in a file or on the command line."""
+    """A value as it is written in a file or on the command line. Raises InvalidConfigError where nothing says how."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
         return listed(str(item) for item in value)
-    return str(value)
+    try:
+        return str(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  (an integer of more than 4,300 digits; a `__str__` that raises anything)
+        raise InvalidConfigError(
+            f"{shown(value)} cannot be written as text: {error}", hint="Give text, a number, true or false."
+        ) from None
+
+
+def in_error(value: object) -> str:
+    """A value of a setting's type, in the error that refuses it. Python may have no text for a long integer."""
+    return shown(value) if isinstance(value, int) and value.bit_length() > 64 else repr(to_text(value))
 
 
 def listed(names: Iterable[str]) -> str:
@@ -37,7 +50,7 @@ def converted(kind: type, value: object, name: str) -> object:
     try:
         return _CONVERTERS[kind](value)
     except (ValueError, TypeError, OverflowError):
-        raise InvalidConfigError(f"{name} = {value!r} is not {KIND_NAMES[kind]}") from None
+        raise InvalidConfigError(f"{name} = {shown(value)} is not {KIND_NAMES[kind]}") from None
 
 
 def named_once(settings: Iterable[tuple[str, T]]) -> dict[str, T]:
@@ -48,7 +61,7 @@ def named_once(settings: Iterable[tuple[str, T]]) -> dict[str, T]:
     for name, value in settings:
         if name in values and values[name] != value:
             raise InvalidConfigError(
-                f"{name} has two values, {values[name]!r} and {value!r}", hint="Say once what it is to be."
+                f"{name} has two values, {shown(values[name])} and {shown(value)}", hint="Say once what it is to be."
             )
         values[name] = value
     return values

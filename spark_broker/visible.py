@@ -8,6 +8,7 @@ direction of text would show another name than there is.
 from __future__ import annotations
 
 import re
+import reprlib
 
 _CONTROLS = re.compile(
     "["
@@ -29,3 +30,19 @@ def visible(text: str) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 300
+
+
+def shown(value: object) -> str:
+    """What anybody has handed in, cut short. Python writes no integer of more than 4,300 digits, and a class may have
+    no words for its values.
+    """
+    try:
+        return _REPR.repr(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  (`__repr__` is anybody's, and raises anything)
+        return f"a value of type {type(value).__name__}, which cannot be shown ({type(error).__name__})"

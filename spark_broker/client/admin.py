@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import reprlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -65,6 +64,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.messages.common import known
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
 from spark_broker.times import EARLIEST, LATEST, LogEdge, Moment
+from spark_broker.visible import shown
 
 _log = logging.getLogger(__name__)
 
@@ -489,6 +489,6 @@ def _moment_of(moment: object) -> Moment:
     edge = next((edge for edge in edges if isinstance(moment, str) and moment == edge), None)
     if edge is None:
         raise InvalidRequestError(
-            f"{reprlib.repr(moment)} is neither a datetime nor 'earliest' nor 'latest'", hint="Give one of these."
+            f"{shown(moment)} is neither a datetime nor 'earliest' nor 'latest'", hint="Give one of these."
         )
     return edge

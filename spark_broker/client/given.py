@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import reprlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TypeVar
@@ -32,6 +31,7 @@ from spark_broker.model import (
 )
 from spark_broker.setting_values import truth
 from spark_broker.times import to_us
+from spark_broker.visible import shown
 
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 def _shown(value: object) -> str:
-    return f"{reprlib.repr(value)} is {type(value).__name__}"
+    return f"{shown(value)} is {type(value).__name__}"
 
 
 def _is_array(value: object) -> bool:

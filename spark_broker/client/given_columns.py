@@ -14,7 +14,8 @@ import pyarrow as pa
 from spark_broker.errors import SchemaMismatchError
 from spark_broker.protocol.arrays import array_of
 from spark_broker.protocol.schema import nearest
-from spark_broker.protocol.values import UnfitValueError, is_missing, shown
+from spark_broker.protocol.values import UnfitValueError, is_missing
+from spark_broker.visible import shown
 
 
 def column_of(values: Sequence[object], field: pa.Field) -> pa.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -51,6 +50,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.messages import GroupListing as ListedGroup
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.times import LATEST, from_ms
+from spark_broker.visible import shown
 
 DEAD = "Dead"
 """What a coordinator calls a group that is not there."""
@@ -161,7 +161,7 @@ def _states(values: object) -> list[str]:
     states = given.texts(values, "states")
     unknown = next((state for state in states if state not in GROUP_STATES), None)
     if unknown is not None:
-        raise InvalidDataError(f"no group is {reprlib.repr(unknown)}", hint=f"States are {', '.join(GROUP_STATES)}.")
+        raise InvalidDataError(f"no group is {shown(unknown)}", hint=f"States are {', '.join(GROUP_STATES)}.")
     return states
 
 

@@ -21,8 +21,8 @@ from spark_broker.errors import (
 from spark_broker.protocol.arrays import repeated, scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import MAX_ROWS, encoded_batch
 from spark_broker.protocol.schema import conform
-from spark_broker.protocol.values import shown
 from spark_broker.times import LATEST_US
+from spark_broker.visible import shown
 
 METADATA_BYTES = 1024
 """Our own metadata makes the head of a message longer, but by less than this."""

@@ -177,8 +177,8 @@ class ProducerParts:
             self.submission.records(view, where.partition, rows, complete, deadline, soon)
 
     def _tell_of_unseen(self) -> None:
-        """In a transaction a failure is raised by its end."""
-        unseen = None if self.state is not None else self.unseen.report()
+        """In a transaction that the producer ends, a failure is raised by the end."""
+        unseen = None if self.transactions is not None else self.unseen.report()
         if unseen is not None:
             logger.warning(
                 "%d sends and appends failed, and nobody looked at their Futures; the first of them: %s", *unseen

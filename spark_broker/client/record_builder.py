@@ -61,11 +61,12 @@ def to_pairs(headers: Headers) -> tuple[Pairs, int]:
     """The headers and the bytes that they take. Raises InvalidDataError."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        checked = [(name, to_bytes(value, f"header {name!r}")) for name, value in pairs]
+        named = [(name, value) for name, value in pairs]
     except (TypeError, ValueError):
         raise InvalidDataError("headers are pairs of a name and bytes") from None
-    if not all(isinstance(name, str) for name, _ in checked):
+    if not all(isinstance(name, str) for name, _ in named):
         raise InvalidDataError("the name of a header is text")
+    checked = [(name, to_bytes(value, f"header {name!r}")) for name, value in named]
     encoded = [(to_bytes(name, "the name of a header") or b"", value) for name, value in checked]
     return encoded, sum(len(name) + len(value or b"") + HEADER_OVERHEAD_BYTES for name, value in encoded)
 

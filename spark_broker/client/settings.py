@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -11,6 +10,7 @@ from spark_broker.addresses import address_text, without_brackets
 from spark_broker.config import Config
 from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError
+from spark_broker.visible import shown
 
 C = TypeVar("C", bound=Config)
 
@@ -50,7 +50,7 @@ def _settings(config: object) -> dict[str, object]:
         raise InvalidConfigError(f"config is {type(config).__name__}; give a dict by dotted names")
     for name in config:
         if not isinstance(name, str):
-            raise InvalidConfigError(f"a setting's name is {type(name).__name__}: {reprlib.repr(name)}")
+            raise InvalidConfigError(f"a setting's name is {type(name).__name__}: {shown(name)}")
     return dict(config)
 
 

@@ -22,7 +22,7 @@ from spark_broker.client import given
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.partition_queue import WRITE_AGAIN
-from spark_broker.client.producer import CLOSE_AFTER_ERROR_S, Producer
+from spark_broker.client.producer import Producer
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
 from spark_broker.client.transactions import TransactionManager, check_name
@@ -48,6 +48,7 @@ from spark_broker.protocol.messages import (
     InitProducerIdResponse,
     JoinTransactionRequest,
 )
+from spark_broker.visible import shown
 
 TIMEOUT_MS = 900_000
 """An attempt may be silent for this long before its transaction is aborted. Each join and each append restarts the
@@ -89,11 +90,11 @@ class TransactionGroup:
         check_name("application", self.application)
         check_name("execution", self.execution)
         if not 0 <= self.version < 2**63:
-            raise InvalidConfigError(f"version {self.version} is not from 0 to 2**63 - 1")
+            raise InvalidConfigError(f"version {shown(self.version)} is not from 0 to 2**63 - 1")
         client_config(ProducerConfig, self.bootstrap_servers, self.config, {})
 
     def join(self) -> JoinedProducer:
-        """A producer that writes for this version; close it before its `producer_id` is reported.
+        """A producer that writes for this version; flush and close it before its `producer_id` is reported.
 
         Raises AlreadyCommittedError (the version's records are there: skip the work), ProducerFencedError when a newer
         execution has begun, and InvalidTxnStateError once the version was committed or aborted by this execution.
@@ -158,7 +159,6 @@ class JoinedProducer(Producer):
     _ENDS_TRANSACTIONS = False
 
     def __init__(self, group: TransactionGroup) -> None:
-        self._told = False  # A call has raised that an append failed.
         group = given.instance(group, TransactionGroup, "the group")
         super().__init__(group.bootstrap_servers, transactional_id=group.application, config=group.config)
         try:
@@ -176,16 +176,6 @@ class JoinedProducer(Producer):
         super().flush(timeout)
         self._check_appends()
 
-    def close(self, timeout: float | None = None) -> None:
-        """Wait for what is under way (up to `timeout` seconds, by default delivery.timeout.ms), then fail the rest.
-
-        The transaction goes on. Raises what `flush` raises, once the producer is closed, unless `flush` has raised it:
-        this attempt must not be a winner.
-        """
-        super().close(timeout)
-        if not self._told:
-            self._check_appends()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -194,16 +184,11 @@ class JoinedProducer(Producer):
             if kind is None:
                 self.flush()
         finally:
-            super().close(None if kind is None else CLOSE_AFTER_ERROR_S)
+            super().__exit__(kind, error, trace)
 
     def _check_appends(self) -> None:
-        if self._state is None:
-            return
-        try:
+        if self._state is not None:
             self._state.check()
-        except SparkBrokerError:
-            self._told = True
-            raise
 
     def _transactional(self) -> TransactionManager:
         self._check_open()

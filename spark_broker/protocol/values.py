@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import operator
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_broker.times import to_us
+from spark_broker.visible import shown
 
 DAY_US = 86_400_000_000
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -167,14 +167,6 @@ def is_missing(value: object) -> bool:
         return bool(np.isnat(value))
     kind = type(value)
     return kind.__name__ in ("NaTType", "NAType") and kind.__module__.partition(".")[0] == "pandas"
-
-
-def shown(value: object) -> str:
-    """The value for people, cut short."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python writes no int of more than 4,300 digits.
-        return f"a value of type {type(value).__name__}"
 
 
 def _as_it_is(value: object) -> object:

@@ -89,18 +89,17 @@ def test_a_writer_asks_no_coordinator_when_it_is_closed(
     assert caplog.messages == []
 
 
-def test_closing_a_writer_says_that_an_append_failed(cluster: FakeCluster, values: Values) -> None:
+def test_closing_a_writer_tells_of_an_append_that_failed_unseen(
+    cluster: FakeCluster, values: Values, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.create("t", 1)
     writer = make_group(cluster).join()
     writer.append("t", values("a"), partition=7)
-    with pytest.raises(TransactionAbortableError, match="partitions 0 to 0"):
-        writer.close()
     writer.close()
-    told = make_group(cluster).join()
-    told.append("t", values("a"), partition=7)
-    with pytest.raises(TransactionAbortableError):
-        told.flush()
-    told.close()
+    (told,) = caplog.messages
+    assert "nobody looked at their Futures" in told
+    with pytest.raises(TransactionAbortableError, match="partitions 0 to 0"), make_group(cluster).join() as writer:
+        writer.append("t", values("a"), partition=7)
 
 
 def test_a_version_is_committed_once(cluster: FakeCluster, values: Values) -> None:

@@ -41,6 +41,7 @@ from spark_broker.client.rebalance_listener import RebalanceListener
 from spark_broker.config import AdminConfig, Config, ConsumerConfig, ProducerConfig
 from spark_broker.errors import InvalidConfigError, InvalidDataError, InvalidTopicError, SparkBrokerError
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.visible import shown
 from tests.client.fake_broker import FakeCluster
 
 T0 = TopicPartition("t", 0)
@@ -53,8 +54,16 @@ class Text(str):
     __slots__ = ()
 
 
+class Mute:
+    """Nobody can say what it is."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
 LEAVES: list[Any] = [
     *(None, True, False, 0, -1, 1.5, math.nan, 2**31, 2**63, -(2**63) - 1, 2**300, 1j, Decimal("1.5"), ...),
+    *(10**5000, Mute()),
     *("", "x", "t", "\ud800", "t" * 300, "1", Text("t"), b"t", b"\xff", bytearray(b"t"), object(), str, len),
     *(np.int64(1), np.float64("nan"), np.str_("t"), np.bool_(True), np.array(1), np.array([1, 2]), np.array([[b"x"]])),
     *(pa.scalar(1), pa.array([1]), pd.NaT, pd.NA, pd.Series([1]), pd.Timestamp.max),
@@ -263,7 +272,7 @@ def test_every_argument_is_taken_or_a_typed_error(
             method = getattr(client, name)
             by_place, by_name = arguments(method, name, parameter.name, value)
             failed, fault = outcome_of(partial(method, *by_place, **by_name))
-            faults += [f"{name}({parameter.name}={value!r}): {fault}"] if fault else []
+            faults += [f"{name}({parameter.name}={shown(value)}): {fault}"] if fault else []
             tried += 1
             if "t" not in cluster.topics:
                 cluster.create("t")
@@ -293,7 +302,7 @@ def test_every_argument_of_an_opening_is_taken_or_a_typed_error(cluster: FakeClu
                     client.close(0) if isinstance(client, Producer) else client.close()
 
             _, fault = outcome_of(opens)
-            faults += [f"{parameter.name}={value!r}: {fault}"] if fault else []
+            faults += [f"{parameter.name}={shown(value)}: {fault}"] if fault else []
     assert not faults
 
 
@@ -306,7 +315,7 @@ def test_every_value_of_a_setting_is_taken_or_an_error_of_the_configuration(kind
             except InvalidConfigError:
                 continue
             attribute = getattr(parsed, name.replace(".", "_"))
-            assert type(attribute) in (bool, int, str, tuple, float), f"{name} = {value!r}"
+            assert type(attribute) in (bool, int, str, tuple, float), f"{name} = {shown(value)}"
 
 
 @pytest.mark.parametrize("opener", [open_admin, open_consumer, open_producer, open_transactional, open_joined])

@@ -48,7 +48,7 @@ def begin_at_any_number(patch: Patch) -> None:
 def forget_producers_with_open_transactions(patch: Patch) -> None:
     """20: an idle transaction's producer expires, and its retries are no longer recognised."""
 
-    def buggy(self: ProducerStates, before_ms: int) -> list[int]:
+    def buggy(self: ProducerStates, before_ms: int, _: int) -> list[int]:
         idle = [pid for pid, entry in self._entries.items() if entry.last_append_ms < before_ms]
         for producer_id in idle:
             del self._entries[producer_id]

@@ -17,7 +17,7 @@ def to_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return listed(str(item) for item in value)
+        return listed(to_text(item) for item in value)
     try:
         return str(value)
     except MemoryError:

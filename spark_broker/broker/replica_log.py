@@ -155,7 +155,7 @@ class ReplicaLog:
                     history = history.assign(header.leader_epoch, header.base_offset)
         history = history.start_at(log_start)
         if history != saved:  # The batches that carry these epochs may be removed before the next epoch.
-            self._to_be_saved(history)
+            self.save_epochs(history)
         return history
 
     def _agreed(self, history: EpochHistory) -> EpochHistory:
@@ -389,7 +389,7 @@ class ReplicaLog:
             self._snapshots.remove_above(log_start_offset)
             self._snapshots.remove_below(log_start_offset)
         # Last: if a crash leaves the log empty before this, its old history shows that it diverges from the leader's.
-        self._to_be_saved(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
+        self.save_epochs(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
         self._save_epochs_if_there_is_room()
 
     def save_epochs(self, history: EpochHistory) -> None:
@@ -397,9 +397,6 @@ class ReplicaLog:
         only lacks the newest epochs from the batches. A wrong one is replaced before the next append: until then, what
         is wrong in it begins at the log end or above it, or is another epoch than the batches there have.
         """
-        self._to_be_saved(history)
-
-    def _to_be_saved(self, history: EpochHistory) -> None:
         self._unsaved_epochs = history
         self._epochs_due = not self._saved_epochs.only_lacks_the_newest_of(history, self._log.log_end_offset)
 

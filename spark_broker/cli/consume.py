@@ -14,6 +14,7 @@ import typer
 import spark_broker
 from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, reading_settings
 from spark_broker.cli.output import note, print_table
+from spark_broker.cli.partition_lists import partition_numbers
 from spark_broker.cli.records import LeftOut, cell, prefix_of_places, records, values
 from spark_broker.digits import digits
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
@@ -93,7 +94,7 @@ def consume(
 def choose_partitions(servers: str, topic: str, wanted: list[int] | None) -> list[TopicPartition]:
     """All partitions of the topic, or those wanted. Raises UnknownTopicOrPartitionError."""
     with spark_broker.Admin(servers) as admin:
-        there = [partition.partition for partition in admin.describe_topic(topic, with_offsets=False).partitions]
+        there = partition_numbers(admin, topic)
     unknown = sorted(set(wanted or []) - set(there))
     if unknown:
         raise UnknownTopicOrPartitionError(f"topic {topic!r} has partitions 0 to {len(there) - 1}, not {unknown[0]}")

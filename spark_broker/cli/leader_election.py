@@ -10,6 +10,7 @@ import typer
 
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
 from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.cli.partition_lists import partition_numbers
 from spark_broker.errors import ElectionNotNeededError, InvalidConfigError, SparkBrokerError
 from spark_broker.model import TopicPartition
 
@@ -46,7 +47,7 @@ def leader_election(
     with open_admin(bootstrap_server) as admin:
         wanted = None
         if topic:
-            numbers = [partition.partition for partition in admin.describe_topic(topic, with_offsets=False).partitions]
+            numbers = partition_numbers(admin, topic)
             wanted = [TopicPartition(topic, n) for n in (numbers if partition is None else [partition])]
         results = admin.elect_leaders(wanted, unclean=election_type is ElectionType.UNCLEAN)
     _show(results, output)

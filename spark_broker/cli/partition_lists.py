@@ -32,12 +32,17 @@ def _range(part: str, text: str) -> range:
     return range(begin, end + 1)
 
 
+def partition_numbers(admin: Admin, topic: str) -> list[int]:
+    """The numbers of a topic's partitions. Raises UnknownTopicOrPartitionError."""
+    return [partition.partition for partition in admin.describe_topic(topic, with_offsets=False).partitions]
+
+
 def chosen_partitions(admin: Admin, topics: Iterable[str]) -> list[TopicPartition]:
     """The partitions that these texts name, in order. Raises InvalidConfigError, UnknownTopicOrPartitionError."""
     chosen: set[TopicPartition] = set()
     for name, numbers in [parse_topic(text) for text in topics]:
         if numbers is None:
-            numbers = [partition.partition for partition in admin.describe_topic(name, with_offsets=False).partitions]
+            numbers = partition_numbers(admin, name)
         chosen |= {TopicPartition(name, number) for number in numbers}
     return sorted(chosen)
 

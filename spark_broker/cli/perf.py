@@ -17,6 +17,7 @@ from spark_broker.cli.options import (
     reading_settings,
 )
 from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.cli.partition_lists import partition_numbers
 from spark_broker.errors import TopicAlreadyExistsError
 from spark_broker.model import NewTopic, TopicPartition
 
@@ -74,10 +75,7 @@ def perf_consume(
     from spark_broker.cli.measure import measure_consume
 
     with spark_broker.Admin(servers) as admin:
-        chosen = [
-            TopicPartition(topic, partition.partition)
-            for partition in admin.describe_topic(topic, with_offsets=False).partitions
-        ]
+        chosen = [TopicPartition(topic, number) for number in partition_numbers(admin, topic)]
     with spark_broker.Consumer(servers, config=reading_settings(config), enable_auto_commit=False) as consumer:
         figures = measure_consume(consumer, chosen, records)
     if output is OutputFormat.JSON:

@@ -79,7 +79,7 @@ class RangeReader:
         self._position = part.start  # Invariant: every record before it was yielded, left out, or given up as lost.
         self._session: RangeSession | None = None
         self._retry = FetchRetry()
-        self._why: SparkBrokerError | None = None  # It is tried again, and since then nothing else has gone wrong.
+        self._why: SparkBrokerError | None = None  # what has gone wrong since the last progress
         self._deadline = self._next_deadline()
 
     def batches(self) -> Iterator[list[ConsumedBatch]]:

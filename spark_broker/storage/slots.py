@@ -61,10 +61,12 @@ class FailedSlots:
         """Raises the error of the first of them, if there is any. Where one of the `slots` has not failed, that is an
         error of one disk, and the start of the broker is tried again.
         """
-        for path, error in self._errors.items():
-            if any(slot not in self._errors for slot in slots):
-                raise KafkaStorageError(f"{path}: {error}") from error
+        if not self._errors:
+            return
+        path, error = next(iter(self._errors.items()))
+        if self._errors.keys() >= set(slots):
             raise error
+        raise KafkaStorageError(f"{path}: {error}") from error
 
 
 def usable_slots(fs: FileSystem, base_directory: Path, cluster_id: str, failed: FailedSlots) -> list[Path]:

@@ -86,6 +86,7 @@ def wrong_values() -> Iterator[Any]:
         yield [leaf]
         yield {T0: leaf}
         yield {"value": leaf}
+        yield {"value": [leaf]}
         try:
             yield {leaf: 1}
         except TypeError:

@@ -21,7 +21,7 @@ from spark_broker.protocol.messages import MetadataResponse
 from spark_broker.spark.range_reader import RangeReader
 from tests.client.fake_broker import FakeCluster
 from tests.conftest import WaitUntil
-from tests.datasource.conftest import MakeRead
+from tests.datasource.conftest import MakeRead, Read
 from tests.datasource.test_planning import SCHEMA, fill, numbers
 
 SMALL_FETCHES = {"max.partition.fetch.bytes": "1024"}
@@ -135,10 +135,9 @@ def test_a_topic_that_is_deleted_during_a_task_is_passed_over_from_there_on(
     assert len(rest) < 60_000
 
 
-def test_a_topic_that_brokers_deny_and_metadata_shows_is_not_passed_over(
-    cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker that lags behind may answer so."""
+@pytest.fixture
+def denied(cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """A lenient read of a topic that metadata shows, and that brokers deny once it is planned."""
     fill(cluster, "t", 1, 5)
     lenient = read(subscribe="t", failOnDataLoss="false", **{"default.api.timeout.ms": "300"})
 
@@ -146,20 +145,17 @@ def test_a_topic_that_brokers_deny_and_metadata_shows_is_not_passed_over(
         raise UnknownTopicOrPartitionError("not here")
 
     monkeypatch.setattr(cluster, "_read", deny)
+    return lenient
+
+
+def test_a_topic_that_brokers_deny_and_metadata_shows_is_not_passed_over(denied: Read) -> None:
+    """A broker that lags behind may answer so."""
     with pytest.raises(UnknownTopicOrPartitionError, match="not here"):
-        lenient.table()
+        denied.table()
 
 
-def test_what_went_wrong_is_told_and_not_that_the_time_is_over(
-    cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_went_wrong_is_told_and_not_that_the_time_is_over(denied: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: the time was over between two answers, and the task failed with `no answer in time`."""
-    fill(cluster, "t", 1, 5)
-    lenient = read(subscribe="t", failOnDataLoss="false", **{"default.api.timeout.ms": "300"})
-
-    def deny(*_: object) -> NoReturn:
-        raise UnknownTopicOrPartitionError("not here")
-
     times_ms = iter([1000])
 
     def time_left(_: RangeReader) -> int:
@@ -167,10 +163,9 @@ def test_what_went_wrong_is_told_and_not_that_the_time_is_over(
             return time_ms
         raise RequestTimedOutError("no answer in time")
 
-    monkeypatch.setattr(cluster, "_read", deny)
     monkeypatch.setattr(RangeReader, "_answer_timeout_ms", time_left)
     with pytest.raises(UnknownTopicOrPartitionError, match="not here"):
-        lenient.table()
+        denied.table()
 
 
 @pytest.mark.usefixtures("short_grace")

@@ -56,6 +56,14 @@ $(SPARK_CLASSES): $(STAMP) tests/support/spark_jvms.py
 	@echo "An archive of Spark's classes, for the JVMs of tests (a minute, once)"
 	@$(WITH_JAVA) $(PYTHON) -m tests.support.spark_jvms >$(VENV)/spark-classes.log 2>&1 || cat $(VENV)/spark-classes.log
 
+# pytest writes its assertions anew in every test file, once: here by one process, and not by each of four workers.
+.PHONY: compile-tests
+compile-tests: $(STAMP)
+	@$(PYTHON) -m pytest --collect-only -q -n 0 >$(VENV)/collected.log 2>&1 || { cat $(VENV)/collected.log; exit 1; }
+
+.PHONY: prepare
+prepare: $(SPARK_CLASSES) compile-tests ## Make what the first tests of a fresh clone would make (make -j2 prepare: at once)
+
 .PHONY: demo
 demo: $(STAMP) ## Run the main job: a cluster on Spark executors, real data, a killed executor, nothing lost (DEMO_ARGS=...)
 	@$(WITH_JAVA) $(PYTHON) jobs/demo.py $(DEMO_ARGS)

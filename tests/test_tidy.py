@@ -6,7 +6,8 @@ import ast
 import inspect
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,14 @@ SHORT_LIST = re.compile(r"\bmsgspec\.(?:Msgspec|Decode|Validation)Er" + r"ror\b"
 SLEEP = re.compile(r"\btime\.sle" + r"ep\(|from time import .*\bsle" + r"ep\b")
 
 
-def tracked_files() -> list[Path]:
-    """Every text file that git tracks or would track."""
+@cache
+def tracked_files() -> tuple[Path, ...]:
+    """Every text file that git tracks or would track, as it was when the first test asked."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     paths = sorted({ROOT / name for name in listed.stdout.split("\0") if name})
-    return [path for path in paths if path.is_file() and path.suffix in TEXT_SUFFIXES and is_text(path)]
+    return tuple(path for path in paths if path.is_file() and path.suffix in TEXT_SUFFIXES and is_text(path))
 
 
 def is_text(path: Path) -> bool:
@@ -152,7 +154,7 @@ def toothless_tests(source: str) -> Iterator[str]:
                 yield f"{node.lineno}: {node.name} has no body"
 
 
-def violations(paths: list[Path], check: Callable[[str], Iterator[str]]) -> list[str]:
+def violations(paths: Iterable[Path], check: Callable[[str], Iterator[str]]) -> list[str]:
     """`file:line: what` of every finding."""
     return [f"{p.relative_to(ROOT)}:{finding}" for p in paths for finding in check(p.read_text(encoding="utf-8"))]
 

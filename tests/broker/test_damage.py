@@ -77,7 +77,7 @@ def look_up_time(partition: Partition) -> object:
     ("read", "suffix"),
     [(consume, ".arrow"), (replicate, ".arrow"), (replay, ".arrow"), (look_up_time, ".index"), (consume, ".index")],
 )
-@pytest.mark.parametrize("damage", [flip, make_unreadable])
+@pytest.mark.parametrize("damage", [flip, pytest.param(make_unreadable, marks=pytest.mark.full)])
 def test_a_replica_that_meets_damage_is_set_aside_and_fetched_again(
     rig: Rig,
     wait_until: WaitUntil,
@@ -169,7 +169,7 @@ def read_all(cluster: ProcessCluster, tp: TopicPartition, count: int) -> list[by
     return values
 
 
-@pytest.mark.parametrize("damage", [flip, make_unreadable])
+@pytest.mark.parametrize("damage", [flip, pytest.param(make_unreadable, marks=pytest.mark.full)])
 def test_a_consumer_reads_every_record_of_a_log_whose_leader_is_damaged(
     process_cluster: ProcessCluster, damage: Callable[[Path], Path]
 ) -> None:

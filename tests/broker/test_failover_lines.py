@@ -110,6 +110,7 @@ def test_the_lines_tell_why_the_leader_changed(cluster: ProcessCluster, controll
     assert taken["time"] >= change["time"][:19], "it hears of the decision after it was made"
 
 
+@pytest.mark.full
 def test_a_broker_that_comes_back_says_what_it_has_and_is_asked_for_and_let_in_again(
     cluster: ProcessCluster, controller: ControllerLines
 ) -> None:

@@ -42,10 +42,8 @@ def read_all(servers: str) -> int:
         return count
 
 
-@pytest.mark.parametrize(
-    ("limit", "all_fit"),
-    [(f"{LIMIT}:{LIMIT}", False), pytest.param(f"{LIMIT}:unlimited", True, marks=pytest.mark.full)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("limit", "all_fit"), [(f"{LIMIT}:{LIMIT}", False), (f"{LIMIT}:unlimited", True)])
 def test_a_limit_on_the_size_of_files_ends_no_broker(tmp_path: Path, limit: str, all_fit: bool) -> None:
     """Story: the first append that did not fit ended the leader and its followers, and nothing could be read."""
     with cluster(tmp_path, limit) as brokers:

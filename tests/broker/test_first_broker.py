@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tests.conftest import WaitUntil
@@ -29,6 +31,7 @@ def send(servers: str, value: bytes) -> int:
         return stored.result(30)[0].base_offset or 0
 
 
+@pytest.mark.full
 def test_positions_and_transactions_outlast_the_broker_that_was_alone_when_they_began(
     tmp_path: Path, wait_until: WaitUntil
 ) -> None:

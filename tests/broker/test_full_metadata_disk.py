@@ -42,6 +42,7 @@ def append(brokers: ProcessCluster, timeout_s: float = 60.0) -> None:
         producer.append("t", RECORDS, partition=0).result(timeout_s + 30)
 
 
+@pytest.mark.full
 def test_lower_retention_frees_it(full: ProcessCluster, wait_until: WaitUntil) -> None:
     with Admin(full.bootstrap_servers) as admin:
         admin.alter_topic_config("t", {"retention.bytes": 2 << 20})

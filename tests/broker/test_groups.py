@@ -188,6 +188,7 @@ def test_a_group_goes_on_when_its_coordinator_dies(
     assert [each and each.offset for each in committed] == [10, 10, 10, 10]
 
 
+@pytest.mark.full
 def test_a_static_member_that_restarts_moves_no_partition(
     process_cluster: ProcessCluster, topic: str, wait_until: WaitUntil
 ) -> None:

@@ -105,6 +105,7 @@ def test_offsets_are_set_shown_and_deleted(client: RawClient, admin: Admin) -> N
     assert list(admin.group_offsets("offsets")) == [T[1]]
 
 
+@pytest.mark.full
 def test_the_command_line_moves_a_group(cluster: ProcessCluster, admin: Admin) -> None:
     admin.alter_group_offsets("moved", {T[0]: 10})
     assert command(cluster, "seek", "moved", "--topic", "t:0,1", "--shift-by", "-3").returncode == 0

@@ -75,6 +75,7 @@ def test_a_start_deletes_what_a_crash_left_of_a_topic_with_a_long_name(
     again.release()
 
 
+@pytest.mark.full
 def test_a_topic_with_the_longest_name_is_written_compacted_deleted_and_made_again(tmp_path: Path) -> None:
     """Story: its deletion ended every broker, and each of their next starts (ENAMETOOLONG)."""
     config = {"log.cleaner.backoff.ms": 50}

@@ -280,6 +280,7 @@ def slot_of_broker(cluster: ProcessCluster, broker: int) -> int:
     return slot
 
 
+@pytest.mark.full
 def test_a_partitions_directory_that_is_removed_is_fetched_again_and_the_broker_stays(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:

@@ -95,11 +95,8 @@ def epochs(admin: Admin) -> dict[int, int]:
     return {broker.id: broker.epoch for broker in admin.describe_cluster().brokers}
 
 
-@pytest.mark.parametrize(
-    ("cluster", "outage_s"),
-    [pytest.param(2000, 7, marks=pytest.mark.quick), pytest.param(6000, 25, marks=pytest.mark.full)],
-    indirect=["cluster"],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("cluster", "outage_s"), [(6000, 25)], indirect=["cluster"])
 def test_an_outage_of_the_metadata_store_stalls_nobody_and_is_over_when_it_is_over(
     cluster: ProcessCluster, admin: Admin, outage_s: float
 ) -> None:

@@ -108,12 +108,13 @@ def leave_one_in_sync_and_end_it(brokers: ProcessCluster, admin: Admin, wait_unt
     return last
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("lose", "min_insync_replicas"),
     [
         (delete_segments, 2),
-        pytest.param(cut_index, 2, marks=pytest.mark.full),
-        pytest.param(delete_segments, 1, marks=pytest.mark.full),
+        (cut_index, 2),
+        (delete_segments, 1),
     ],
 )
 def test_the_last_member_of_the_isr_comes_back_without_its_records(

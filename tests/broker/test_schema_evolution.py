@@ -87,6 +87,7 @@ def test_a_producer_with_the_earlier_schema_learns_of_the_current_one_at_its_fir
             eventually(learned, 30, "both append under one schema")
 
 
+@pytest.mark.full
 def test_a_schema_that_changes_again_and_again_under_load_loses_nothing(tmp_path: Path) -> None:
     """Producers, leaders and followers learn of each schema at different times."""
     changes, ended = 12, threading.Event()

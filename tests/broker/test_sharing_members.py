@@ -26,6 +26,7 @@ TOPIC, PARTITIONS = "shared", 6
 SHARING = Sharing("sharing", (TOPIC,), session_timeout_ms=2000, max_poll_interval_ms=1500, leaves=0.1, freezes=0.1)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_members_that_come_and_go_share_one_owner_at_a_time(
     process_cluster: ProcessCluster, wait_until: WaitUntil, tmp_path: Path

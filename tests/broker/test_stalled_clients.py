@@ -113,6 +113,7 @@ def test_readers_that_take_nothing_hold_a_bounded_amount_of_memory_and_are_disco
     assert "NetworkError" in told
 
 
+@pytest.mark.full
 def test_readers_that_are_frozen_for_less_than_the_time_out_are_not_disconnected(tmp_path: Path) -> None:
     with serving(tmp_path, send_timeout_ms=60_000) as cluster, stalled(cluster, 2) as readers:
         readers.freeze()

@@ -359,6 +359,7 @@ def test_no_transaction_is_torn_when_coordinators_and_leaders_are_killed(
     assert result.aborted_transactions > 0
 
 
+@pytest.mark.full
 def test_a_frozen_coordinator_is_left_for_the_next_one(servers: ProcessCluster, admin: Admin) -> None:
     create(admin, "cold")
     with Producer(servers.bootstrap_servers, transactional_id="cold", request_timeout_ms=600_000) as producer:

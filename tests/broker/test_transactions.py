@@ -127,6 +127,7 @@ def test_a_transaction_whose_producer_is_gone_is_aborted_in_time(client: RawClie
     assert client.read("left") == [b"kept", b"again"]
 
 
+@pytest.mark.full
 def test_a_transaction_that_goes_on_does_not_time_out(client: RawClient, wait_until: WaitUntil) -> None:
     """The leader renews even a short time-out while batches come."""
     client.create("steady")

@@ -108,6 +108,7 @@ def truncation(consumer: Consumer) -> LogTruncationError:
     return caught[0]
 
 
+@pytest.mark.full
 def test_a_follower_that_lags_leads_on_demand_and_consumers_learn_what_is_lost(
     cluster: ProcessCluster, admin: Admin
 ) -> None:

@@ -106,7 +106,11 @@ def in_encoding(encoding: str, *arguments: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("encoding", "town"),
-    [("ascii", b"\\u0141\\xf3d\\u017a"), ("iso-8859-1", b"\\u0141\xf3d\\u017a"), ("utf-8", "Łódź".encode())],
+    [
+        ("iso-8859-1", b"\\u0141\xf3d\\u017a"),
+        pytest.param("ascii", b"\\u0141\\xf3d\\u017a", marks=pytest.mark.full),
+        pytest.param("utf-8", "Łódź".encode(), marks=pytest.mark.full),
+    ],
 )
 def test_what_the_encoding_of_the_output_lacks_is_escaped(cluster: FakeCluster, encoding: str, town: bytes) -> None:
     """Story: pages of a traceback at the first record from Łódź. JSON is for programs: it is UTF-8."""

@@ -122,9 +122,12 @@ CALLS: dict[str, Callable[[Consumer], object]] = {
     "committed": lambda consumer: consumer.committed(T0),
     "end_offsets": lambda consumer: consumer.end_offsets([T0]),
 }
+OFTEN = ("commit", "seek")
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in CALLS]
+)
 def test_a_consumer_whose_call_is_interrupted_anywhere_goes_on(cluster: FakeCluster, values: Values, name: str) -> None:
     """Story: a commit that Ctrl-C had come into was never sent, and every later one waited for it until its time-out;
     or no metadata was ever asked for again.
@@ -151,7 +154,7 @@ def test_a_consumer_whose_call_is_interrupted_anywhere_goes_on(cluster: FakeClus
     assert step > 20
 
 
-@pytest.mark.parametrize("member", [True, False])
+@pytest.mark.parametrize("member", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_consumer_whose_close_is_interrupted_is_closed_by_the_next(
     cluster: FakeCluster, values: Values, member: bool
 ) -> None:
@@ -174,7 +177,7 @@ def test_a_consumer_whose_close_is_interrupted_is_closed_by_the_next(
     assert step > 20
 
 
-@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("commits", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_transaction_that_is_interrupted_anywhere_can_be_ended_and_the_next_one_begun(
     cluster: FakeCluster, commits: bool
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_producer_that_is_interrupted_while_it_looks_for_a_topic_goes_on(clust
     assert step > 100
 
 
+@pytest.mark.full
 def test_an_administrator_that_is_interrupted_goes_on(cluster: FakeCluster) -> None:
     cluster.create("t")
     for first in (False, True):

@@ -122,6 +122,7 @@ def test_the_same_offset_of_another_topic_of_the_name_is_stored(cluster: FakeClu
     assert (one.topic_id, one.offset) == (topic_id, 1)
 
 
+@pytest.mark.full
 def test_a_seek_counts_for_no_partition_that_another_member_has_read_meanwhile(
     cluster: FakeCluster, values: Values
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_partition_that_is_added_is_read_from_its_first_record_whoever_gets_it
         eventually(reads, 30, "the first record")
 
 
+@pytest.mark.full
 def test_a_topic_that_is_created_again_is_read_from_its_beginning(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     with member(cluster) as consumer, Admin(cluster.bootstrap) as admin:

@@ -109,6 +109,7 @@ def test_an_answer_that_takes_longer_than_the_grace_begins_it(cluster: FakeClust
     assert metadata.topic("late", Deadline.after_ms(20_000)).name == "late"
 
 
+@pytest.mark.full
 def test_where_nobody_answers_each_thread_is_told_so() -> None:
     """Story: one was told, and the others got an empty list of groups, and that the topic does not exist."""
     with Admin(refused_address()) as admin:

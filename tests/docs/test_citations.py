@@ -58,6 +58,7 @@ def missing(text: str) -> Iterator[str]:
     yield from (match[1] for match in PAGE.finditer(text) if match[1] not in paths())
 
 
+@cache
 def files_named(name: str) -> list[Path]:
     return [path for path in tracked_files() if str(path.relative_to(ROOT)).endswith(name)]
 

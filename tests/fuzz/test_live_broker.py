@@ -160,6 +160,7 @@ def test_attacks_on_the_carrier_do_no_harm(cluster: ProcessCluster, known: Known
         assert cost.gone() == [], name
 
 
+@pytest.mark.full
 def test_connections_that_speak_slowly_or_not_at_all_keep_nobody_out(cluster: ProcessCluster, known: Known) -> None:
     host, port = addresses(cluster)[0]
     with closing(SlowLoris(Target(host, port, KINDS), 150)) as slow:

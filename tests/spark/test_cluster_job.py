@@ -101,6 +101,7 @@ def test_why_spark_does_not_start_is_told_in_a_line(tmp_path: Path, given: list[
     assert "Traceback" not in said
 
 
+@pytest.mark.full
 def test_ctrl_c_while_spark_starts_is_told_in_a_line(tmp_path: Path) -> None:
     with starting(tmp_path) as job:
         started = psutil.Process(job.pid)

@@ -53,6 +53,7 @@ def test_stop_leaves_no_process_no_temporary_data_and_a_closed_cluster(spark: Sp
         cluster.describe()
 
 
+@pytest.mark.full
 def test_log_directories_without_their_metadata_are_refused_and_not_touched(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_fewer_brokers_than_before_start_with_the_directories_that_they_claim(
         assert len(smaller.bootstrap_servers.split(",")) == 2
 
 
+@pytest.mark.full
 def test_a_second_cluster_on_the_directories_of_a_running_one_is_refused_and_disturbs_nobody(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_second_cluster_on_the_directories_of_a_running_one_is_refused_and_dis
         os.kill(before.brokers[0].pid, 0)
 
 
+@pytest.mark.full
 def test_a_cluster_that_is_taken_over_ends_with_the_reason_and_the_other_has_its_brokers(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ TASK_S = 120.0
 TOPIC = GROUP = "read-by-tasks"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_tasks_of_a_job_share_a_topic_and_read_every_record_once(spark: SparkSession, cluster: BrokerCluster) -> None:
     servers = cluster.bootstrap_servers

@@ -263,7 +263,8 @@ def kill(job: subprocess.Popen[bytes]) -> None:
     os.kill(job.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("ended", [ctrl_c, pytest.param(kill, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("ended", [ctrl_c, kill])
 def test_a_signal_ends_a_job_that_follows_in_order(
     tmp_path: Path, brokers: ProcessCluster, flights: str, ended: Callable[[subprocess.Popen[bytes]], None]
 ) -> None:

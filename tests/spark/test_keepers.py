@@ -151,6 +151,7 @@ def test_killing_the_brokers_stage_on_sparks_page_ends_no_broker(
         assert page.kill(what) == 3
 
 
+@pytest.mark.full
 def test_interrupts_that_meet_the_start_of_a_keepers_worker_end_no_broker(
     scenario: Scenario, spark: SparkSession
 ) -> None:
@@ -226,14 +227,8 @@ def eat_memory(rows: Iterable[int]) -> Iterator[int]:
     yield from (len(bytearray(row << 30)) for row in rows)
 
 
-FUNCTIONS = (
-    kill_own_daemon,
-    pytest.param(crash, marks=pytest.mark.full),
-    pytest.param(eat_memory, marks=pytest.mark.full),
-)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.full
+@pytest.mark.parametrize("function", [kill_own_daemon, crash, eat_memory])
 def test_a_users_function_that_crashes_or_eats_memory_ends_no_broker(
     scenario: Scenario, spark: SparkSession, function: Callable[[Iterable[int]], Iterator[int]]
 ) -> None:
@@ -285,6 +280,7 @@ def test_what_a_broker_inherits_is_the_executors_and_not_the_keepers(brokers: Br
         assert Path(f"/proc/{broker.pid}/cgroup").read_text() == Path(f"/proc/{broker.executor_pid}/cgroup").read_text()
 
 
+@pytest.mark.full
 def test_every_adoption_is_one_line_of_the_drivers_log_with_its_reason(
     scenario: Scenario, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_killed_executor_is_replaced_and_the_other_brokers_never_notice(broker
     eventually(lambda: not Path(f"/proc/{victim.pid}").exists(), what="the end of the killed executor's broker")
 
 
+@pytest.mark.full
 def test_a_broker_that_left_in_order_is_not_launched_again_and_frees_its_executor(brokers: Brokers) -> None:
     leaving = brokers.announced()[1]
 

@@ -264,6 +264,7 @@ def end_offset(query: StreamingQuery, topic: str, partition: int) -> int:
     return int(state["offsets"].get(str(partition), -1))
 
 
+@pytest.mark.full
 def test_the_progress_says_where_the_logs_end_beside_what_is_read(job: Job, topics: Topics) -> None:
     topics.create("behind", partitions=1)
     topics.add("behind", *range(100))
@@ -274,6 +275,7 @@ def test_the_progress_says_where_the_logs_end_beside_what_is_read(job: Job, topi
     assert latest["topics"]["behind"]["offsets"] == {"0": 100}
 
 
+@pytest.mark.full
 def test_a_recreated_topic_fails_the_query_and_is_read_anew_when_loss_is_accepted(
     job: Job, topics: Topics, admin: Admin
 ) -> None:
@@ -381,6 +383,7 @@ def test_every_topic_is_a_view_and_a_new_call_shows_what_is_newer(
     assert spark.sql("SELECT sum(n) AS total FROM seen").collect()[0].total == 7
 
 
+@pytest.mark.full
 def test_topics_that_differ_in_case_only_are_no_views(
     spark: SparkSession, servers: str, topics: Topics, admin: Admin
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_mistake_is_told_first_when_a_write_is_planned(spark: SparkSession, se
         assert "writer: spark_broker.errors." in told
 
 
+@pytest.mark.full
 def test_a_null_in_a_column_that_has_none_fails_the_task_and_stores_nothing(spark: SparkSession, servers: str) -> None:
     save(spark.range(3), servers, "whole", createTopic="true")
     with pytest.raises(PythonException) as raised:

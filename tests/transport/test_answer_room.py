@@ -107,7 +107,7 @@ def test_an_answer_that_its_peer_does_not_take_holds_no_thread(monkeypatch: pyte
         assert deaf.receive() is not None
 
 
-@pytest.mark.parametrize("pace", ["nothing", "a little"])
+@pytest.mark.parametrize("pace", ["nothing", pytest.param("a little", marks=pytest.mark.full)])
 def test_answers_are_bounded_in_all_and_whoever_leaves_them_is_disconnected_while_others_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pace: str
 ) -> None:
@@ -182,7 +182,7 @@ def test_hundreds_of_clients_that_ask_for_much_at_the_same_time_are_all_answered
             connection.close()
 
 
-@pytest.mark.parametrize("same_connection", [True, False])
+@pytest.mark.parametrize("same_connection", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_handlers_that_wait_for_something_keep_no_other_call_waiting_for_long(
     monkeypatch: pytest.MonkeyPatch, *, same_connection: bool
 ) -> None:

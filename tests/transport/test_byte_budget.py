@@ -245,7 +245,7 @@ def test_whoever_reads_no_answers_does_not_keep_others_from_the_room_that_it_wai
             assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
 
 
-@pytest.mark.parametrize("pace", ["nothing", "a little"])
+@pytest.mark.parametrize("pace", ["nothing", pytest.param("a little", marks=pytest.mark.full)])
 def test_a_message_that_comes_slowly_does_not_keep_the_room_while_others_wait(
     monkeypatch: pytest.MonkeyPatch, pace: str
 ) -> None:
@@ -297,7 +297,7 @@ def is_served(of: Rig) -> None:
 POLLS = Settings(queued_bytes=300_000, streams={"polls": polls})
 
 
-@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("streams", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_what_is_sent_behind_a_long_poll_does_not_keep_the_room_while_others_wait(
     monkeypatch: pytest.MonkeyPatch, streams: int
 ) -> None:
@@ -363,7 +363,7 @@ def test_a_message_that_was_begun_does_not_keep_the_room_while_its_peer_takes_no
         is_served(served)
 
 
-@pytest.mark.parametrize("waits_first", [False, True])
+@pytest.mark.parametrize("waits_first", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_what_waits_for_a_slow_broker_is_no_reason_to_disconnect(
     monkeypatch: pytest.MonkeyPatch, waits_first: bool
 ) -> None:
@@ -417,7 +417,7 @@ def test_a_connection_is_read_no_further_when_all_of_its_streams_together_are_be
             assert served.taken.get(timeout=WAIT_S) == ("held", len(PAYLOAD))
 
 
-@pytest.mark.parametrize("body", [b"", b"x"])
+@pytest.mark.parametrize("body", [b"", pytest.param(b"x", marks=pytest.mark.full)])
 def test_messages_without_content_are_not_free(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
     """Story: a client whose handler waited sent frames of 0 or 1 bytes. Each took 200 bytes of memory and counted as
     what it had in it, so that an idle-looking connection filled a broker's memory.

@@ -129,6 +129,7 @@ def test_a_leader_that_dies_while_the_metadata_store_fails_is_replaced_when_it_i
     cluster.await_live(3)
 
 
+@pytest.mark.full
 def test_a_cluster_whose_metadata_store_fails_can_be_stopped(cluster: ProcessCluster, admin: Admin) -> None:
     with away(cluster.base / "metadata"):
         with pytest.raises(RequestTimedOutError, match="metadata store fails"):

@@ -36,6 +36,7 @@ def check(servers: str, expected: list[dict[str, object]]) -> None:
             assert rows(consumer, len(expected)) == wanted
 
 
+@pytest.mark.full
 def test_what_was_stored_before_is_read_under_the_newer_schema(tmp_path: Path) -> None:
     everything: list[dict[str, object]] = [
         {"id": 1, "name": "a", "price": None},

@@ -400,6 +400,7 @@ def test_the_command_line_shows_transactions_and_aborts_them(
     assert run("abort", "--transactional-id", "cli-id", "--yes")[0] == 1
 
 
+@pytest.mark.full
 def test_everything_is_known_after_the_end_of_all_processes(tmp_path: Path) -> None:
     config = {"transaction.state.log.num.partitions": 2}
     with ProcessCluster(tmp_path, 3, config) as cluster:

@@ -290,7 +290,7 @@ def test_a_signal_ends_a_job_that_follows_in_order(
     said = log.read_text()
     assert status == 0, said
     assert said.splitlines()[-1].startswith(f"900 records of {flights} went to {out}"), said
-    assert "Traceback" not in said
+    assert "consume.py" not in said, said  # A traceback of Spark's own daemon may stand there: its JVM has gone.
     assert sorted(delays(out)) == list(range(100, 1000))
 
 

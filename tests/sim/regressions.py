@@ -476,4 +476,10 @@ REGRESSIONS = [
         found="a log that a full disk had left half-way was opened again as one that was closed in order: damage",
         mended="broker/log_opener.py: _start_of",
     ),
+    Regression(
+        seed=800006211,
+        events=500,
+        found="(rig) logs were compared before one that a limit had refused files was opened anew",
+        mended="testing/simulation/ending.py: _missing",
+    ),
 ]

@@ -11,6 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spark_broker.cli.app import app
+from spark_broker.errors import ProcessLimitError
+from spark_broker.testing.simulation import schedule
+from spark_broker.testing.simulation.world import World
 from tests.sim.bugs import acknowledge_before_the_commit
 from tests.support.waiting import eventually
 
@@ -76,3 +79,21 @@ def test_seeds_that_break_a_rule_are_listed(monkeypatch: pytest.MonkeyPatch) -> 
     assert findings[0]["rule"] == "acknowledged is committed"
     told = [line for line in result.stderr.splitlines() if "breaks a rule: acknowledged is committed" in line]
     assert len(told) == len(findings), "each at once, not only at the end"
+
+
+def test_an_error_that_nobody_expects_is_a_finding_with_its_seed_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: a judge that met an error ended a thousand schedules, and no line said which of them it was."""
+
+    def met(world: World) -> None:
+        raise ProcessLimitError(f"Too many open files, with {len(world.machines)} machines")
+
+    monkeypatch.setattr(schedule, "end", met)
+    result = run("--schedules", "2", "--events", "20", "--processes", "1", "--output", "json")
+    assert result.exit_code == 1
+    findings = json.loads(result.stdout.splitlines()[-1])["findings"]
+    assert [(finding["seed"], finding["rule"]) for finding in findings] == [
+        (0, "a schedule runs to its end"),
+        (1, "a schedule runs to its end"),
+    ]
+    assert all("ProcessLimitError: " in finding["message"] for finding in findings)
+    assert all("(test_simulate_command.py:" in finding["message"] for finding in findings)

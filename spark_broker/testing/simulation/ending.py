@@ -81,7 +81,7 @@ def _missing(world: World) -> str:
         if not _is_whole(state, len(world.machines)):
             return f"{name} is not in sync, or lacks replicas for which there are brokers: {state}"
         partitions = [_replica(world, broker, key) for broker in state.replicas]
-        if any(partition is None for partition in partitions):
+        if any(partition is None or partition.log.is_unusable for partition in partitions):
             return f"{name} is not open everywhere"
         marks = {(p.replica.log_end_offset, p.replica.high_watermark) for p in partitions if p is not None}
         if len(marks) > 1 or any(end_offset != mark for end_offset, mark in marks):

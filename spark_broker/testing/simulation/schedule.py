@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from spark_broker.testing.silence import silent_brokers
 from spark_broker.testing.simulation.ending import end
@@ -91,6 +93,18 @@ def _run(world: World, events: int) -> Broken | None:
             world.step()
         end(world)
     except ViolationError as error:
-        world.trace.note("rules", TraceKind.VIOLATION, f"{error.rule}: {error.message}", error.partition)
-        return Broken(error.rule, error.message, error.partition, world.scheduler.events)
+        return _broken(world, error)
+    except Exception as error:  # noqa: BLE001  # Else many schedules end with an error that names no seed.
+        return _broken(world, ViolationError("a schedule runs to its end", _with_place(error)))
     return None
+
+
+def _broken(world: World, error: ViolationError) -> Broken:
+    world.trace.note("rules", TraceKind.VIOLATION, f"{error.rule}: {error.message}", error.partition)
+    return Broken(error.rule, error.message, error.partition, world.scheduler.events)
+
+
+def _with_place(error: Exception) -> str:
+    """What an error says, and which line raised it."""
+    *_, place = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"

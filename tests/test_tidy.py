@@ -165,14 +165,17 @@ def test_files_are_short_enough_to_hold_one_idea() -> None:
     assert {name: size for name, size in sizes.items() if size > bound.get(name, FILE_LINES_MAX)} == {}
 
 
+@pytest.mark.slow
 def test_functions_fit_on_a_screen() -> None:
     assert violations(package_files(), long_functions) == []
 
 
+@pytest.mark.slow
 def test_nothing_catches_everything_and_goes_on() -> None:
     assert violations([*package_files(), *python_files("jobs")], swallowed_exceptions) == []
 
 
+@pytest.mark.slow
 def test_the_package_uses_invariant_and_not_assert() -> None:
     assert violations(package_files(), assert_statements) == []
 
@@ -209,6 +212,7 @@ def test_no_file_names_the_host_of_a_registry() -> None:
     assert violations(tracked_files(), lambda text: lines_matching(REGISTRY_HOST, text)) == []
 
 
+@pytest.mark.slow
 def test_every_test_says_what_it_proves() -> None:
     paths = [p for p in python_files("tests") if p.name.startswith("test_")]
     assert violations(paths, toothless_tests) == []

@@ -104,6 +104,7 @@ def in_encoding(encoding: str, *arguments: str) -> bytes:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "town"),
     [

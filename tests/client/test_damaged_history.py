@@ -75,6 +75,7 @@ def flips(content: bytes, step: int) -> Iterator[int]:
     yield from range(len(content) - 4000, len(content), step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [pytest.param(97, marks=pytest.mark.quick), pytest.param(7, marks=pytest.mark.full)])
 def test_a_flipped_bit_changes_no_record_and_hides_none(table: Path, step: int) -> None:
     topic, file = topic_of(table), table / "0.parquet"
@@ -244,6 +245,7 @@ assert read(topic).num_rows == END
 """
 
 
+@pytest.mark.slow
 def test_a_reader_without_descriptors_calls_no_table_damaged(table: Path) -> None:
     """Story: the hint was to put the table back from a backup, or to seek behind its records."""
     done = subprocess.run(

@@ -180,6 +180,7 @@ class RandomLimits(RandomFaults):
         return super().__call__(broker, request, header)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
 def test_changing_limits_and_random_faults_store_nothing_twice_and_lose_nothing_that_was_acknowledged(
     cluster: FakeCluster, seed: int

@@ -50,6 +50,7 @@ def run(program: str, path: Path) -> list[int]:
     return [int(said) for said in subprocess.run(child, capture_output=True, check=True, timeout=60).stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", "alike", "different"])
 def test_a_file_is_checked_without_room_for_each_row(tmp_path: Path, kind: str) -> None:
     """Stories: a file of 2 MB took 800 MB, because its rows share one value of 20 kB. When that was mended, a file
@@ -89,6 +90,7 @@ print(rows, re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text()
 """
 
 
+@pytest.mark.slow
 def test_a_table_whose_rows_are_larger_than_their_file_is_read_in_parts(tmp_path: Path) -> None:
     """Story: a reader sorted as many rows at a time as have 64 MiB in their files. Here that is all, with 720 MB."""
     append_file(tmp_path / "table", "0.parquet", with_offsets(alike(12_000, 60_000).cast(pa.string())), 12_000)

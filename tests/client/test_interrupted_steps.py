@@ -125,6 +125,7 @@ CALLS: dict[str, Callable[[Consumer], object]] = {
 OFTEN = ("commit", "seek")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in CALLS]
 )
@@ -154,6 +155,7 @@ def test_a_consumer_whose_call_is_interrupted_anywhere_goes_on(cluster: FakeClus
     assert step > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_consumer_whose_close_is_interrupted_is_closed_by_the_next(
     cluster: FakeCluster, values: Values, member: bool

@@ -103,6 +103,7 @@ def test_a_consumer_waits_for_a_topic_for_as_long_as_it_reads_it(
         eventually(reads, WAIT_S, "the record")
 
 
+@pytest.mark.slow
 def test_a_consumer_may_read_and_commit_many_partitions(values: Callable[..., pa.RecordBatch]) -> None:
     """Story: every request for its offsets was refused, and `poll` returned nothing, for ever."""
     cluster = FakeCluster(1)

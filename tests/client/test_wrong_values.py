@@ -283,6 +283,7 @@ def test_every_argument_is_taken_or_a_typed_error(
     assert tried > 100 // every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Admin, Consumer, Producer, TransactionGroup, JoinedProducer])
 def test_every_argument_of_an_opening_is_taken_or_a_typed_error(cluster: FakeCluster, kind: type[Any]) -> None:
     faults: list[str] = []

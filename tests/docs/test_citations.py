@@ -111,6 +111,7 @@ def has_heading(page: Path, anchor: str) -> bool:
     return not anchor or anchor in {slug(heading) for heading in HEADING.findall(page.read_text())}
 
 
+@pytest.mark.slow
 def test_every_file_module_and_name_that_is_cited_is_there() -> None:
     missing_by_file = {str(path.relative_to(ROOT)): sorted(set(missing(path.read_text()))) for path in texts()}
     missing_by_file.pop("tests/docs/test_citations.py")  # its own bad examples

@@ -133,6 +133,7 @@ def test_two_stores_share_it(disk: Path) -> None:
     assert {name: stores[0].read(name) for name in names} == {name: b"%d" % (name in ours[1]) for name in names}
 
 
+@pytest.mark.slow
 def test_a_piece_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     """Story: one controller took a piece that another one still wrote, and found zeros in its record."""
 

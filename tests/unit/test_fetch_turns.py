@@ -85,6 +85,7 @@ class Backlog:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partitions", "fetch_max_bytes", "room_bytes"),
     [(4, 1 << 20, 1 << 30), (64, 50 << 20, 1 << 30), (4, 50 << 20, 64 * 1024)],

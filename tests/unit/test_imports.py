@@ -235,6 +235,7 @@ def place_of(path: Path) -> tuple[str, str]:
     return layer, ".".join(parts[:-1])
 
 
+@pytest.mark.slow
 def test_every_layer_imports_only_what_is_before_it() -> None:
     violations = []
     for path in modules():

@@ -96,6 +96,7 @@ def test_last():
 """
 
 
+@pytest.mark.slow
 def test_the_worker_that_replaces_one_that_crashed_does_what_is_left_of_its_work(tmp_path: Path) -> None:
     """xdist gives it files of which every test has run, the test that crashed, and one last test that it does not
     begin."""

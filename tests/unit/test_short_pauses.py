@@ -48,6 +48,7 @@ def test_what_is_new_and_garbage_is_freed(clock_s: list[float]) -> None:
     assert Node.freed == 1
 
 
+@pytest.mark.slow
 def test_what_became_garbage_later_is_freed_after_hours_where_much_is_kept(clock_s: list[float]) -> None:
     ShortPauses(lambda: clock_s[0]).install()
     node: Node | None = Node()

@@ -46,6 +46,7 @@ def test_the_finder_finds_each_way_to_start_a_thread() -> None:
     assert starts("Worker('a', f)") == []
 
 
+@pytest.mark.slow
 def test_every_thread_of_ours_is_a_worker() -> None:
     found = {
         str(path.relative_to(PACKAGE)) if root is PACKAGE else str(path): names

@@ -149,6 +149,7 @@ def test_whoever_names_the_replicas_of_a_partition_says_how_many_it_has(before: 
     assert [(len(state.replicas), state.lacking) for state in partitions(cluster, "table")] == [(1, 0), (2, 1)]
 
 
+@pytest.mark.slow
 def test_an_id_that_was_taken_over_does_not_count_as_lost_for_good(before: MetadataImage) -> None:
     """Story: the loss was remembered as long as the controller lived. When a new broker with an old id was started
     again, others got its partitions at once, without its records.

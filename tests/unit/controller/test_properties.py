@@ -270,5 +270,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert image_from_snapshot(records, image.next_offset) == image
 
 
-TestClusterMachine = pytest.mark.timeout(600)(ClusterMachine.TestCase)  # many stories, on a busy machine
+TestClusterMachine = pytest.mark.slow(
+    pytest.mark.timeout(600)(ClusterMachine.TestCase)
+)  # many stories, on a busy machine
 TestClusterMachine.settings = machine_settings(50)

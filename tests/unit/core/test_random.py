@@ -27,6 +27,7 @@ if os.environ.get("HYPOTHESIS_PROFILE") == "full":
 brokers = st.integers(1, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", SEEDS)
 def test_random_schedules_break_no_rule(first: int) -> None:
     for seed in range(first, first + SEEDS_A_TEST):

@@ -15,6 +15,7 @@ from tests.unit.core.transaction_world import ViolationError, run_schedule
 SCHEDULES = 150
 
 
+@pytest.mark.slow
 def test_random_schedules_keep_every_promise() -> None:
     committed = aborted = versions = 0
     for seed in range(SCHEDULES):
@@ -48,6 +49,7 @@ def test_an_empty_abort_that_keeps_the_epoch_is_found(monkeypatch: pytest.Monkey
     assert finds()
 
 
+@pytest.mark.slow
 def test_markers_before_the_decision_is_committed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TransactionShard.appended
 

@@ -71,6 +71,7 @@ def finds(seeds: int = 200) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys_max", [1, 2, 2000])
 def test_every_log_that_compaction_leaves_says_the_live_state(monkeypatch: pytest.MonkeyPatch, keys_max: int) -> None:
     monkeypatch.setattr(Driver, "end_keys_max", keys_max)
@@ -273,6 +274,7 @@ class OldWorld(World):
         self.taken_over += len(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedules", [pytest.param(10, marks=pytest.mark.quick), pytest.param(SCHEDULES, marks=pytest.mark.full)]
 )

@@ -80,7 +80,7 @@ test: $(SPARK_ZIPS) $(SPARK_CLASSES) ## Run one case of each kind of test (goal:
 
 .PHONY: test-fast
 test-fast: $(STAMP) ## Run the tests that need neither Spark nor Java, under 90 seconds on two cores (TEST_ARGS=...)
-	@$(PYTEST) -m fast $(TEST_ARGS)
+	@$(PYTEST) -n 6 -m fast $(TEST_ARGS)  # Most of these wait.
 
 .PHONY: check
 check: lint types ## Check style, types, and the rules about files, imports and citations: what a commit must pass

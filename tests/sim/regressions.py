@@ -482,4 +482,10 @@ REGRESSIONS = [
         found="(rig) logs were compared before one that a limit had refused files was opened anew",
         mended="testing/simulation/ending.py: _missing",
     ),
+    Regression(
+        seed=820003277,
+        events=500,
+        found="(rig) a reader was to hear of a cut below the log start: what had replaced its records was deleted, too",
+        mended="testing/simulation/ending.py: _has_read_this",
+    ),
 ]

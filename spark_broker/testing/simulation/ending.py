@@ -110,6 +110,8 @@ def _has_read_this(consumer: SimConsumer, key: Key, partition: Partition | None)
     position = consumer.position_of(key)
     if position is None or partition is None or position.truncation is not None:
         return False
+    if position.position <= partition.replica.log_start_offset:
+        return True  # Nothing of what it has read is in this log, whatever stood there before it was deleted.
     epoch = partition.replica.epochs.epoch_at(position.position - 1)
     return NO_EPOCH in (position.last_epoch, epoch) or position.last_epoch == epoch
 

@@ -57,7 +57,7 @@ $(SPARK_ZIPS): $(STAMP) tests/support/spark_zips.py
 	@$(PYTHON) -m tests.support.spark_zips
 	@touch $@
 
-# Its JVMs start in half the time with it (tests/support/spark_jvms.py). They read the other archives meanwhile.
+# Spark's JVMs start in half the time with it (tests/support/spark_jvms.py). What writes it reads the compiled archives.
 $(SPARK_CLASSES): $(STAMP) tests/support/spark_jvms.py | $(SPARK_ZIPS)
 	@echo "An archive of Spark's classes, for the JVMs of tests (a minute, once)"
 	@$(WITH_JAVA) $(PYTHON) -m tests.support.spark_jvms >$(VENV)/spark-classes.log 2>&1 || cat $(VENV)/spark-classes.log
@@ -68,14 +68,14 @@ compile-tests: $(STAMP)
 	@$(PYTHON) -m pytest --collect-only -q -n 0 >$(VENV)/collected.log 2>&1 || { cat $(VENV)/collected.log; exit 1; }
 
 .PHONY: prepare
-prepare: $(SPARK_ZIPS) $(SPARK_CLASSES) compile-tests ## Make what the first tests of a fresh clone would make (make -j2 prepare: at once)
+prepare: $(SPARK_CLASSES) compile-tests ## Make what the first tests of a fresh clone would make (make -j2 prepare: at once)
 
 .PHONY: demo
 demo: $(STAMP) ## Run the main job: a cluster on Spark executors, real data, a killed executor, nothing lost (DEMO_ARGS=...)
 	@$(WITH_JAVA) $(PYTHON) jobs/demo.py $(DEMO_ARGS)
 
 .PHONY: test
-test: $(SPARK_ZIPS) $(SPARK_CLASSES) ## Run one case of each kind of test (goal: 6 minutes on two cores) (TEST_ARGS=...)
+test: $(SPARK_CLASSES) ## Run one case of each kind of test (goal: 6 minutes on two cores) (TEST_ARGS=...)
 	@$(WITH_JAVA) $(PYTEST) -m "not full" $(TEST_ARGS)
 
 .PHONY: test-fast
@@ -91,7 +91,7 @@ ALL_BESIDE = -m "not alone and not quick" --hypothesis-seed=$(SEED) $(TEST_ARGS)
 WITH_SEED = export HYPOTHESIS_PROFILE=full SEED=$(SEED)
 
 .PHONY: test-all
-test-all: $(SPARK_ZIPS) $(SPARK_CLASSES) ## Run every test with the full matrices, under 25 minutes (TEST_ARGS=... SEED=...)
+test-all: $(SPARK_CLASSES) ## Run every test with the full matrices, under 25 minutes (TEST_ARGS=... SEED=...)
 	@$(WITH_JAVA) $(WITH_SEED); \
 	$(PYTEST) $(ALL_BESIDE) && beside=0 || beside=$$?; \
 	[ $$beside -eq 0 ] || [ $$beside -eq 5 ] || exit $$beside; \
@@ -100,7 +100,7 @@ test-all: $(SPARK_ZIPS) $(SPARK_CLASSES) ## Run every test with the full matrice
 	exit $$alone  # 5: no test was selected; one of the two steps may have none
 
 .PHONY: coverage
-coverage: $(SPARK_ZIPS) $(SPARK_CLASSES) ## Run the first step of make test-all, and say which lines and branches no process of it reached
+coverage: $(SPARK_CLASSES) ## Run the first step of make test-all, and say which lines and branches no process of it reached
 	@mkdir -p $(dir $(COVERAGE)) && rm -f $(COVERAGE)*
 	@$(WITH_JAVA) $(WITH_SEED) COVERAGE_FILE=$(COVERAGE) PYTHONPATH=$(CURDIR); \
 	$(PYTHON) -m coverage run $(IN_LANES) $(ALL_BESIDE) && passed=0 || passed=$$?; \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from tests.support.processes import kill_all
 
 ROOT = Path(__file__).parents[2]
 MASTER = "local-cluster[3,2,1024]"
+
+TRACEBACK = re.compile(r'^Traceback \(most recent call last\):\n(?!  File "[^"]*pyspark/daemon\.py")', re.MULTILINE)
+"""But for those of Spark's Python workers, which lose their JVM in the middle of a task."""
 
 
 class Application:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import threading
 import zlib
@@ -18,7 +17,7 @@ import pytest
 from spark_broker import Admin, NewTopic, Producer
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import HistoryInfo
-from tests.spark.application import Application
+from tests.spark.application import TRACEBACK, Application
 from tests.support.meanwhile import meanwhile
 from tests.support.waiting import eventually
 
@@ -73,10 +72,6 @@ def reaches_its_table_by_time_alone(admin: Admin, servers: str, directory: Path)
     eventually(lambda: 1 < (whole().next_run_s or 0) <= 20, 200, "the next run of the topic with whole segments")
     assert "appends what is sealed" in whole().next_run_text
     assert admin.describe_topic("whole").partitions[0].untiered == 1
-
-
-TRACEBACK = re.compile(r'^Traceback \(most recent call last\):\n(?!  File "[^"]*pyspark/daemon\.py")', re.MULTILINE)
-"""But for those of Spark's Python workers, which lose their JVM in the middle of a task."""
 
 
 @pytest.mark.full

@@ -270,7 +270,6 @@ class ClusterMachine(RuleBasedStateMachine):
         assert image_from_snapshot(records, image.next_offset) == image
 
 
-TestClusterMachine = pytest.mark.slow(
-    pytest.mark.timeout(600)(ClusterMachine.TestCase)
-)  # many stories, on a busy machine
+# It has long: many stories, on a busy machine.
+TestClusterMachine = pytest.mark.slow(pytest.mark.timeout(600)(ClusterMachine.TestCase))
 TestClusterMachine.settings = machine_settings(50)
